@@ -263,6 +263,9 @@ impl From<PlanError> for Failure {
             }
             PlanError::File { .. } => (Exit::Unsupported, None),
             PlanError::NoSize { .. } => (Exit::NoSpace, Some("give a size: --size 2G".to_owned())),
+            PlanError::BaseBlockSize { base_bytes, .. } => {
+                (Exit::Unsupported, Some(format!("give -b {base_bytes}, or leave --base out")))
+            }
             PlanError::Random(_) => (Exit::Io, Some("give -U and --hash-seed".to_owned())),
         };
         let mut failure = Failure::caused(exit, "", &error);

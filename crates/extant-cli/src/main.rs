@@ -7,6 +7,7 @@
 mod accounts;
 mod acl_text;
 mod archive;
+mod base;
 mod cli;
 mod commands;
 mod copying;

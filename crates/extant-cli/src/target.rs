@@ -512,6 +512,9 @@ impl Target {
             if let Value::Object(fixed) = fixed {
                 object.extend(fixed);
             }
+            if let Some(kept) = summary.kept_blocks {
+                object.insert("kept_blocks".into(), kept.into());
+            }
             if self.verity.is_some() {
                 object.insert("verity".into(), self.verity_json(summary, sealed));
             }
@@ -521,6 +524,9 @@ impl Target {
             return Ok(Out::new().json_pretty(&Value::Object(object))?);
         }
         let mut text = summary_text(plan, summary);
+        if let Some(kept) = summary.kept_blocks {
+            text += &format!("     Base: {kept} blocks of files where they were\n");
+        }
         if self.verity.is_some() {
             let hashes = Layout::of(summary.size_bytes).bytes();
             text += &format!("   Verity: {} ({hashes} bytes)\n", human_bytes(hashes));

@@ -243,3 +243,110 @@ fn a_sealed_image_is_what_veritysetup_verifies() {
     std::fs::write(place.path("a.img"), damaged).unwrap();
     assert!(!verify("a.img", "a.img", &root, offset));
 }
+
+/// Blocks of 4 KiB that differ, the longer image's tail counted.
+fn changed_blocks(place: &Place, old: &str, new: &str) -> usize {
+    let (old, new) =
+        (std::fs::read(place.path(old)).unwrap(), std::fs::read(place.path(new)).unwrap());
+    let differ = old.chunks(4096).zip(new.chunks(4096)).filter(|(a, b)| a != b).count();
+    differ + old.len().abs_diff(new.len()).div_ceil(4096)
+}
+
+/// A tree of 600 files with contents that compress to nothing else, and what becomes of it.
+fn release(place: &Place, number: u32) {
+    let at = place.path("source");
+    for file in 0..600u32 {
+        let path = at.join(format!("dir{}/file{file}", file / 30));
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let changed = number * u32::from(file % 100 == 7);
+        let byte =
+            |at: u32| (file.wrapping_mul(2_654_435_761) ^ at.wrapping_mul(40_503 + changed)) as u8;
+        let bytes: Vec<u8> = (0..(file * 37) % 40_000).map(byte).collect();
+        if std::fs::read(&path).is_ok_and(|old| old == bytes) {
+            continue;
+        }
+        std::fs::write(path, bytes).unwrap();
+    }
+    if number > 0 {
+        // Some are gone, some are new, one is longer, one has another place.
+        std::fs::remove_file(at.join("dir0/file3")).unwrap();
+        std::fs::remove_dir_all(at.join("dir5")).unwrap();
+        std::fs::create_dir(at.join("added")).unwrap();
+        std::fs::write(at.join("added/first"), vec![1; 50_000]).unwrap();
+        std::fs::write(at.join("dir1/another"), vec![2; 9000]).unwrap();
+        std::fs::write(at.join("dir2/file80"), vec![3; 300_000]).unwrap();
+        std::fs::rename(at.join("dir9/file290"), at.join("added/file290")).unwrap();
+    }
+}
+
+#[test]
+fn over_a_base_little_changes_and_the_tree_is_the_same() {
+    let place = Place::new();
+    release(&place, 0);
+    let options: [&[&str]; 6] = [
+        &[],
+        &["-b", "1024"],
+        &["-O", "bigalloc,quota"],
+        &["-O", "^extents,^64bit,^metadata_csum,^metadata_csum_seed,^flex_bg"],
+        &["-O", "inline_data,orphan_file", "--profile", "microvm"],
+        &["--fs-verity"],
+    ];
+    for (number, options) in options.iter().enumerate() {
+        let base = format!("base{number}.img");
+        place.run(&[&["build", &base, "-q", "--from", "source"], *options].concat()).succeeds();
+        // Nothing changed, and nothing changes, though neither UUID nor time were given.
+        let same = ["build", "same.img", "-F", "-q", "--from", "source", "--base", &base];
+        place.run(&[&same, *options].concat()).succeeds();
+        assert_eq!(changed_blocks(&place, &base, "same.img"), 0, "{options:?}");
+    }
+    release(&place, 1);
+    for (number, options) in options.iter().enumerate() {
+        let base = format!("base{number}.img");
+        let build = |name, more: &[&str]| {
+            let args = ["build", name, "-F", "-q", "--from", "source"];
+            place.run(&[&args, *options, more].concat()).succeeds();
+        };
+        build("anew.img", &[]);
+        build("over.img", &["--base", &base]);
+        build("again.img", &["--base", &base, "--threads", "1"]);
+        assert_eq!(changed_blocks(&place, "over.img", "again.img"), 0, "{options:?}");
+        place.run(&["check", "-q", "over.img"]).succeeds();
+        if let Some(checked) = support::tool("e2fsck", &["-fn", "over.img"], place.0.path()) {
+            assert!(checked.status.success(), "{options:?}: {checked:?}");
+        }
+        // Only lost+found knows when the image was made.
+        let differences = place.run(&["diff", "--ignore-mtime", "anew.img", "over.img"]);
+        assert_eq!(differences.succeeds().out(), "", "{options:?}");
+        let (anew, over) =
+            (changed_blocks(&place, &base, "anew.img"), changed_blocks(&place, &base, "over.img"));
+        assert!(over * 4 < anew, "{options:?}: {over} blocks changed, {anew} without a base");
+    }
+}
+
+#[test]
+fn a_base_that_cannot_be_one_is_named() {
+    let place = Place::new();
+    release(&place, 0);
+    place.run(&["build", "base.img", "-q", "--from", "source"]).succeeds();
+    let build = ["build", "new.img", "-q", "--from", "source", "--base"];
+    let refused = |more: &[&str], code: i32, words: &str| {
+        let told = place.run(&[&build[..], more].concat());
+        let (found, error) =
+            (told.output.status.code(), String::from_utf8_lossy(&told.output.stderr).into_owned());
+        assert_eq!(found, Some(code), "{error}");
+        assert!(error.contains(words), "{error}");
+        assert!(!place.path("new.img").exists());
+    };
+    refused(&["base.img", "-b", "1024"], 5, "the base has blocks of 4096 bytes");
+    std::fs::write(place.path("text"), "no image").unwrap();
+    refused(&["text"], 4, "text");
+    refused(&["missing.img"], 8, "missing.img");
+    // Zeros over everything behind the first blocks of inode tables and directories.
+    let image = std::fs::OpenOptions::new().write(true).open(place.path("base.img")).unwrap();
+    image.write_all_at(&vec![0x55; 1 << 20], 200 << 10).unwrap();
+    refused(&["base.img"], 4, "--base base.img:");
+    // An older one that is smaller, in which nothing fits any more.
+    place.run(&["mkfs", "small.img", "3M", "-q", "-b", "4096"]).succeeds();
+    place.run(&[&build[..], &["small.img"]].concat()).succeeds();
+    place.run(&["check", "-q", "new.img"]).succeeds();
+}

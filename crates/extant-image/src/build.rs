@@ -10,14 +10,18 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use extant_block::{BlockDevice, OpenError};
 use extant_sync::{Clock, SystemClock, threads};
 
+use crate::base::{Base, BaseError, BaseImage};
 use crate::options::MkfsOptions;
 use crate::output::{Existing, Output, OutputError, existing, refuse_if_in_use};
-use crate::plan::{BuildOptions, Headroom, Plan, PlanError, PlanSummary, SizeSpec, plan};
+use crate::plan::{
+    BuildOptions, Headroom, Plan, PlanError, PlanSummary, SizeSpec, plan, plan_onto,
+};
 use crate::source::dir::ScanOptions;
 use crate::source::{
     Addition, ContainerImage, Layered, NoContents, Origin, Platform, RegistryAccess, Scanned,
@@ -46,6 +50,7 @@ pub struct Build<'a> {
     size: SizeSpec,
     transform: Transform,
     fs_verity: bool,
+    base: Option<&'a dyn BaseImage>,
     threads: usize,
     ignore_unreadable: bool,
     one_file_system: bool,
@@ -78,6 +83,8 @@ pub enum BuildError {
     Container(ContainerImage),
     /// An owner has no place in the maps.
     Transform(TransformError),
+    /// The base cannot be read.
+    Base(BaseError),
     /// The options contradict each other, or the contents do not fit.
     Plan(PlanError),
     /// The target cannot be used, or not be finished.
@@ -101,6 +108,7 @@ impl fmt::Display for BuildError {
                 write!(f, "the source is {}: give it to Build::from_source", layout.name())
             }
             Self::Transform(error) => error.fmt(f),
+            Self::Base(error) => error.fmt(f),
             Self::Plan(error) => error.fmt(f),
             Self::Output(error) => error.fmt(f),
             Self::Write(error) => error.fmt(f),
@@ -116,6 +124,7 @@ impl std::error::Error for BuildError {
         match self {
             Self::Source(error) => error.source(),
             Self::Transform(error) => error.source(),
+            Self::Base(error) => error.source(),
             Self::Plan(error) => error.source(),
             Self::Output(error) => error.source(),
             Self::Write(error) => error.source(),
@@ -137,6 +146,7 @@ macro_rules! from_errors {
 from_errors!(
     Source(SourceError),
     Transform(TransformError),
+    Base(BaseError),
     Plan(PlanError),
     Output(OutputError),
     Write(WriteError)
@@ -156,6 +166,7 @@ impl<'a> Build<'a> {
             size: SizeSpec::Auto(Headroom::None),
             transform: Transform { rootless: true, ..Transform::default() },
             fs_verity: false,
+            base: None,
             threads: threads::available(),
             ignore_unreadable: false,
             one_file_system: false,
@@ -276,6 +287,13 @@ impl<'a> Build<'a> {
     /// gets the feature `verity`. Digests are those of `fsverity digest`, with blocks of 4096 bytes or of the file system.
     pub fn fs_verity(mut self) -> Build<'a> {
         self.fs_verity = true;
+        self
+    }
+
+    /// Lays the image out over an older one: what did not change keeps its blocks, so that few blocks differ. See
+    /// [`plan_onto`](crate::plan::plan_onto).
+    pub fn base(mut self, image: &'a dyn BaseImage) -> Build<'a> {
+        self.base = Some(image);
         self
     }
 
@@ -407,7 +425,10 @@ impl<'a> Build<'a> {
         }
         let options =
             BuildOptions { mkfs, size: self.size, reproducible: self.transform.epoch.is_some() };
-        let plan = plan(tree, &options)?;
+        let plan = match self.base {
+            Some(image) => plan_onto(tree, &options, &Arc::new(Base::read(image, tree)?))?,
+            None => plan(tree, &options)?,
+        };
         Ok((layered, plan))
     }
 

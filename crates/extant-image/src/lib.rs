@@ -15,6 +15,7 @@
 //! image: it plans the whole image, then streams it (see `plan` and `write`).
 #![forbid(unsafe_code)]
 
+pub mod base;
 mod build;
 pub mod disk;
 pub mod geometry;

@@ -5,14 +5,16 @@ use std::io::IsTerminal;
 use std::num::NonZeroUsize;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::Args;
-use extant_image::plan::{BuildOptions, Headroom, PlanError, SizeSpec, plan};
+use extant_image::plan::{BuildOptions, Headroom, Plan, PlanError, SizeSpec, plan, plan_onto};
 use extant_image::source::dir::ScanOptions;
 use extant_image::source::{Addition, Layered, Origin, Platform, RegistryAccess, Skipped, Sources};
 use extant_image::transform::{IdMap, OptionError, Owner, Transform, TransformError};
 use extant_image::tree::Tree;
 
+use crate::base;
 use crate::disk::DiskSet;
 use crate::exit::{Exit, Failure, Result};
 use crate::fault::{io_exit, size_option};
@@ -24,7 +26,7 @@ use crate::target::{Target, TargetSet, Verity, epoch};
 use crate::text::escape;
 
 /// The end of `--help`, before the exit codes.
-pub(crate) const EXAMPLES: &str = "Examples:\n  extant build root.img --from rootfs/ --size auto+20% --owner 0:0\n  extant build root.img --from rootfs.tar.zst --profile microvm\n  extant build root.img --from docker://debian:12 --size 4G\n  extant build root.img --from oci:layout:v1 --platform linux/arm64\n  extant build root.img --from saved.tar --from overlay/ --add init:/sbin/init:755\n  SOURCE_DATE_EPOCH=0 extant build root.img --from rootfs/\n  extant build disk.img --from rootfs/ --gpt --esp boot/ --verity\n  extant build disk.img --from rootfs/ --partition 2\n  extant build root.img --from rootfs/ --plan\n";
+pub(crate) const EXAMPLES: &str = "Examples:\n  extant build root.img --from rootfs/ --size auto+20% --owner 0:0\n  extant build root.img --from rootfs.tar.zst --profile microvm\n  extant build root.img --from docker://debian:12 --size 4G\n  extant build root.img --from oci:layout:v1 --platform linux/arm64\n  extant build root.img --from saved.tar --from overlay/ --add init:/sbin/init:755\n  SOURCE_DATE_EPOCH=0 extant build root.img --from rootfs/\n  extant build disk.img --from rootfs/ --gpt --esp boot/ --verity\n  extant build disk.img --from rootfs/ --partition 2\n  extant build new.img --base old.img --from rootfs/\n  extant build root.img --from rootfs/ --plan\n";
 
 /// Build an image from directories, tar archives and container images
 ///
@@ -81,6 +83,13 @@ pub(crate) struct BuildArgs {
     /// can never change again, and every read is checked
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
     fs_verity: Option<Option<PathBuf>>,
+    /// Build over an older image: what did not change keeps its blocks and inodes, so that block deltas
+    /// are small. UUID, hash seed and size are those of the base unless given; other options are to be as for it
+    #[arg(long, value_name = "IMG")]
+    base: Option<PathBuf>,
+    /// The older file system is in partition N of IMG
+    #[arg(long, value_name = "N", requires = "base")]
+    base_partition: Option<u32>,
     #[command(flatten)]
     target: TargetSet,
     #[command(flatten)]
@@ -170,13 +179,23 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
         None => {}
     }
     let options = BuildOptions { mkfs, size, reproducible: epoch.is_some() };
-    let plan = plan(&mut scanned.tree, &options).map_err(|error| {
+    let over = match &args.base {
+        Some(file) => Some(Arc::new(base::read(file, args.base_partition, &scanned.tree)?)),
+        None => None,
+    };
+    let made = |tree: &mut Tree, options: &BuildOptions| -> Result<Plan, PlanError> {
+        match &over {
+            Some(base) => plan_onto(tree, options, base),
+            None => plan(tree, options),
+        }
+    };
+    let plan = made(&mut scanned.tree, &options).map_err(|error| {
         let too_small = matches!(error, PlanError::Geometry(_));
         let failure = Failure::from(error);
         // A size below what any file system needs: say what the contents need.
         let mut fits = || {
             let size = SizeSpec::Auto(Headroom::None);
-            let needed = plan(&mut scanned.tree, &BuildOptions { size, ..options.clone() }).ok()?;
+            let needed = made(&mut scanned.tree, &BuildOptions { size, ..options.clone() }).ok()?;
             Some(size_option(needed.image_bytes()))
         };
         match options.size {

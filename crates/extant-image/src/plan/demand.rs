@@ -1,17 +1,20 @@
 //! The space that the files of a tree need, independent of the size of the image.
 
+use std::sync::Arc;
+
 use extant_base::{BlockSize, FileBlock, Ino, sabotage};
 use extant_format::dir::DirLayout;
 use extant_format::hash::HashSeed;
 use extant_format::indirect;
 use extant_format::inode::{BLOCK_AREA_BYTES, LINKS_MAX};
 
+use crate::base::Base;
 use crate::options::{Feature, Features, MkfsOptions};
 use crate::plan::attrs::AttrPlan;
 use crate::plan::dirs::DirCoder;
 use crate::plan::quota::{KINDS, quota_file};
 use crate::plan::{Ids, InoMap, PlanError, SealPlan};
-use crate::tree::{DataRun, Kind, Node, NodeId, Tree};
+use crate::tree::{DataRun, Kind, Node, NodeId, Time, Tree};
 
 /// Longest symlink target that lies in the inode: 60 bytes with its end mark.
 const FAST_SYMLINK_MAX: u64 = BLOCK_AREA_BYTES as u64 - 1;
@@ -43,6 +46,8 @@ pub(crate) struct Demand {
     /// Space of files may be counted in blocks: 2 TiB and more.
     huge_file: bool,
     pub(crate) inos: InoMap,
+    /// What the image is laid out over.
+    pub(crate) base: Option<Arc<Base>>,
     pub(crate) own: OwnInos,
     pub(crate) dirs: DirCoder,
     pub(crate) attrs: AttrPlan,
@@ -75,6 +80,7 @@ impl Demand {
         features: &Features,
         facts: &SizeFacts,
         ids: &Ids,
+        base: Option<&Arc<Base>>,
     ) -> Result<Demand, PlanError> {
         let lost_found = tree
             .find_in_root(b"lost+found")
@@ -90,6 +96,10 @@ impl Demand {
                     needed: (tree.nodes().len() as u64).saturating_add(value_count as u64),
                 }
             })?;
+        let inos = match base {
+            Some(base) => inos.onto(|node| base.old(node).map(|old| old.ino), facts.inode_limit),
+            None => inos,
+        };
         let dirs = DirCoder {
             layout: DirLayout {
                 block_size: facts.block_size,
@@ -112,6 +122,7 @@ impl Demand {
             large_file: features.has(Feature::LARGE_FILE),
             huge_file: features.has(Feature::HUGE_FILE),
             inos,
+            base: base.cloned(),
             own,
             dirs,
             attrs,
@@ -132,6 +143,11 @@ impl Demand {
     /// Blocks that `blocks` blocks of one object take, in whole clusters.
     pub(crate) fn in_clusters(&self, blocks: u64) -> u64 {
         blocks.next_multiple_of(u64::from(self.cluster_blocks))
+    }
+
+    /// When a file of the base was made.
+    pub(crate) fn born(&self, node: NodeId) -> Option<Time> {
+        self.base.as_ref()?.old(node)?.crtime
     }
 
     /// The last inode in use; the image needs at least that many.
@@ -328,6 +344,8 @@ pub(crate) struct SizeFacts {
     pub(crate) cluster_blocks: u32,
     pub(crate) inode_size: u16,
     pub(crate) lost_found_blocks: u32,
+    /// The last inode that a file of a base can keep.
+    pub(crate) inode_limit: u32,
 }
 
 fn own_inos(features: &Features) -> (OwnInos, Ino) {

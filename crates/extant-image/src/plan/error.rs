@@ -42,6 +42,13 @@ pub enum PlanError {
         /// The last size tried, in bytes.
         tried_bytes: u64,
     },
+    /// The base has blocks of another size, so none of them could stay.
+    BaseBlockSize {
+        /// Bytes of a block of the base.
+        base_bytes: u32,
+        /// Bytes of a block of the image.
+        image_bytes: u32,
+    },
     /// The system gave no random bytes for the UUID.
     Random(String),
 }
@@ -72,6 +79,11 @@ impl fmt::Display for PlanError {
             PlanError::NoSize { tried_bytes } => write!(
                 f,
                 "no size leaves the headroom that was asked for (tried up to {tried_bytes} bytes)"
+            ),
+            PlanError::BaseBlockSize { base_bytes, image_bytes } => write!(
+                f,
+                "the base has blocks of {base_bytes} bytes and the image would have blocks of \
+                 {image_bytes}: nothing could stay where it is"
             ),
             PlanError::Random(why) => write!(f, "no random bytes for the UUID: {why}"),
         }

@@ -1,5 +1,7 @@
 //! A tree's demand placed into a file system of one size.
 
+use std::ops::Range;
+
 use extant_base::{BlockCount, BlockSize, FileBlock, FsBlock};
 use extant_format::extent::{self, Extent, ExtentState};
 use extant_format::indirect;
@@ -30,6 +32,19 @@ pub(crate) struct OwnPlan {
     pub(crate) mmp: PieceRange,
 }
 
+impl OwnPlan {
+    /// Notes where one of them is.
+    pub(super) fn put(&mut self, own: Own, place: NodePlace) {
+        match own {
+            Own::Journal => self.journal = place,
+            Own::OrphanFile => self.orphan_file = place,
+            Own::Quota(kind) => self.quota[usize::from(kind)] = place,
+            Own::ResizeMap => self.resize_map = place.data,
+            Own::Mmp => self.mmp = place.data,
+        }
+    }
+}
+
 /// Every block of the image has its place.
 #[derive(Debug)]
 pub(crate) struct Layout {
@@ -42,18 +57,24 @@ pub(crate) struct Layout {
     pub(crate) xattr_blocks: PieceRange,
     /// Place of each large attribute value.
     pub(crate) values: Vec<NodePlace>,
-    /// All blocks below are used; all above, but for fixed metadata, are free.
-    pub(crate) used_end: u64,
+    /// Blocks in use, sorted; ranges do not touch, and may cover fixed metadata. All others, but for fixed metadata,
+    /// are free.
+    pub(crate) used: Vec<Range<u64>>,
     /// Blocks that did not fit.
     pub(crate) missing_blocks: u64,
     /// Free blocks of the file system.
     pub(crate) free_blocks: u64,
+    /// Blocks that are where a base has them.
+    pub(crate) kept_blocks: Option<u64>,
 }
 
 impl Layout {
     /// Places everything. Time follows the number of nodes and pieces; the size of the file
     /// system counts only by its groups.
     pub(crate) fn place(tree: &Tree, demand: &Demand, geometry: Geometry) -> Layout {
+        if let Some(base) = &demand.base {
+            return Layout::place_onto(tree, demand, geometry, base);
+        }
         let fixed = FixedRuns::of(&geometry);
         let mut space = Space::new(&geometry, &fixed);
         let mut placer = Placer { demand, pieces: Pieces::default(), space: &mut space };
@@ -92,8 +113,8 @@ impl Layout {
             })
             .collect();
         let pieces = placer.pieces;
-        let (used_end, missing_blocks, free_blocks) =
-            (space.cursor(), space.missing(), space.free_blocks());
+        let used = std::iter::once(0..space.cursor()).collect();
+        let (missing_blocks, free_blocks) = (space.missing(), space.free_blocks());
         Layout {
             geometry,
             fixed,
@@ -102,9 +123,10 @@ impl Layout {
             own,
             xattr_blocks,
             values,
-            used_end,
+            used,
             missing_blocks,
             free_blocks,
+            kept_blocks: None,
         }
     }
 
@@ -149,6 +171,20 @@ pub(crate) fn extents_of(
     })
 }
 
+/// Blocks that the map of contents in these pieces takes.
+pub(super) fn map_blocks_needed(demand: &Demand, pieces: &Pieces, data: PieceRange) -> u64 {
+    let size: BlockSize = demand.block_size;
+    if demand.extents {
+        let extents = extents_of(pieces, data).count() as u64;
+        extent::tree_blocks(extents, size).unwrap_or(0)
+    } else {
+        let pieces = pieces.of(data).iter();
+        let runs = pieces.map(|p| (FileBlock(p.file_block), u64::from(p.len)));
+        // Sorted and within reach: `Demand` refused larger files.
+        indirect::map_blocks(runs, size).unwrap_or(0)
+    }
+}
+
 struct Placer<'p, 's, 'f> {
     demand: &'p Demand,
     pieces: Pieces,
@@ -182,7 +218,7 @@ impl Placer<'_, '_, '_> {
     }
 
     fn with_map(&mut self, data: PieceRange, map: Object) -> NodePlace {
-        let blocks = self.map_blocks_needed(data);
+        let blocks = map_blocks_needed(self.demand, &self.pieces, data);
         // Each map block takes a cluster of its own, as the kernel allocates them.
         let start = self.pieces.list().len() as u32;
         for index in 0..blocks {
@@ -194,19 +230,6 @@ impl Placer<'_, '_, '_> {
 
     fn one(&mut self, object: Object) -> PieceRange {
         self.pieces.place(self.space, object, [(0, 1)])
-    }
-
-    fn map_blocks_needed(&self, data: PieceRange) -> u64 {
-        let size: BlockSize = self.demand.block_size;
-        if self.demand.extents {
-            let extents = extents_of(&self.pieces, data).count() as u64;
-            extent::tree_blocks(extents, size).unwrap_or(0)
-        } else {
-            let pieces = self.pieces.of(data).iter();
-            let runs = pieces.map(|p| (FileBlock(p.file_block), u64::from(p.len)));
-            // Sorted and within reach: `Demand` refused larger files.
-            indirect::map_blocks(runs, size).unwrap_or(0)
-        }
     }
 
     fn own_files(&mut self, geometry: &Geometry) -> OwnPlan {

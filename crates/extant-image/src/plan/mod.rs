@@ -26,8 +26,10 @@ mod attrs;
 mod demand;
 mod dirs;
 mod error;
+mod holes;
 mod inos;
 mod layout;
+mod onto;
 mod pieces;
 mod quota;
 pub(crate) mod seal;
@@ -46,9 +48,12 @@ pub(crate) use pieces::{Object, Own, Piece, PieceRange};
 pub(crate) use quota::{KINDS as QUOTA_KINDS, quota_file};
 pub(crate) use seal::SealPlan;
 
+use std::sync::Arc;
+
 use extant_base::BlockSize;
 use extant_sync::{Clock, SystemClock, os_random};
 
+use crate::base::Base;
 use crate::geometry::{Geometry, SizeRequest};
 use crate::options::MkfsOptions;
 use crate::tree::{Kind, Node, NodeId, Time, Tree};
@@ -166,6 +171,41 @@ pub fn plan_with(
     options: &BuildOptions,
     clock: &dyn Clock,
 ) -> Result<Plan, PlanError> {
+    plan_any(tree, options, clock, None)
+}
+
+/// [`plan`] over an older image: what is in both keeps its blocks and inodes, and the file system its UUID, its hash seed
+/// and its time of creation, unless the options say otherwise. Files that did not change keep the times that no program
+/// sets. With [`SizeSpec::Auto`] the image is as large as the base, while half of the headroom is left.
+///
+/// # Errors
+///
+/// Those of [`plan`], and [`PlanError::BaseBlockSize`].
+pub fn plan_onto(
+    tree: &mut Tree,
+    options: &BuildOptions,
+    base: &Arc<Base>,
+) -> Result<Plan, PlanError> {
+    plan_any(tree, options, &SystemClock, Some(base))
+}
+
+fn plan_any(
+    tree: &mut Tree,
+    options: &BuildOptions,
+    clock: &dyn Clock,
+    base: Option<&Arc<Base>>,
+) -> Result<Plan, PlanError> {
+    let mut options = options.clone();
+    if let Some(base) = base {
+        adopt(&mut options, base);
+        let bytes = |size: Option<BlockSize>| size.map_or(0, BlockSize::bytes);
+        let old = Some(base.superblock.block_size);
+        let (base_bytes, image_bytes) = (bytes(old), bytes(options.mkfs.block_size));
+        if base_bytes != image_bytes {
+            return Err(PlanError::BaseBlockSize { base_bytes, image_bytes });
+        }
+    }
+    let options = &options;
     let mut mkfs = options.mkfs.clone();
     let created = match mkfs.created {
         Some(sec) => Time { sec, nsec: 0 },
@@ -173,17 +213,36 @@ pub fn plan_with(
     };
     own_root(tree, &mkfs);
     add_lost_found(tree, created)?;
+    if let Some(base) = base {
+        base.keep_times(tree);
+    }
     let ids = choose_ids(tree, options, created)?;
     mkfs.uuid = Some(ids.uuid);
     mkfs.hash_seed = Some(ids.hash_seed);
     mkfs.created = Some(created.sec);
 
     let mut plan = match options.size {
-        SizeSpec::Bytes(bytes) => sizing::fixed(tree, mkfs, ids, bytes)?,
-        SizeSpec::Auto(headroom) => sizing::automatic(tree, mkfs, ids, headroom)?,
+        SizeSpec::Bytes(bytes) => sizing::fixed(tree, mkfs, ids, bytes, base)?,
+        SizeSpec::Auto(headroom) => sizing::automatic(tree, mkfs, ids, headroom, base)?,
     };
     plan.reproducible = options.reproducible;
     Ok(plan)
+}
+
+/// What is not asked for is as in the base.
+fn adopt(options: &mut BuildOptions, base: &Base) {
+    let (mkfs, old) = (&mut options.mkfs, &base.superblock);
+    mkfs.block_size = mkfs.block_size.or(Some(old.block_size));
+    mkfs.inode_size = mkfs.inode_size.or(Some(old.inode_size));
+    mkfs.uuid = mkfs.uuid.or(Some(old.uuid));
+    let mut seed = [0; 16];
+    for (bytes, word) in seed.chunks_exact_mut(4).zip(old.hash_seed) {
+        bytes.copy_from_slice(&word.to_le_bytes());
+    }
+    mkfs.hash_seed = mkfs.hash_seed.or(Some(seed));
+    mkfs.created = mkfs.created.or(Some(old.mkfs_time));
+    // Nothing depends on the clock: new files are as old as their contents.
+    options.reproducible = true;
 }
 
 /// Default block size of an image whose size follows from its contents. mke2fs chooses 1 KiB below

@@ -76,16 +76,45 @@ impl PieceRange {
     }
 }
 
-/// All pieces, in ascending order of blocks (the order in which [`Space`] gave them out).
+/// All pieces; those of one object follow each other, in the order of its blocks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pieces {
     list: Vec<Piece>,
+    /// Indices in ascending order of blocks; empty when that is the order of the list, as [`Space`] gives blocks out.
+    order: Vec<u32>,
 }
 
 impl Pieces {
     /// The pieces.
     pub(crate) fn list(&self) -> &[Piece] {
         &self.list
+    }
+
+    /// The pieces in ascending order of blocks.
+    pub(crate) fn in_order(&self) -> impl Iterator<Item = &Piece> {
+        (0..self.list.len() as u32).map(|at| self.nth(at))
+    }
+
+    /// Number `at` in the order of blocks.
+    pub(crate) fn nth(&self, at: u32) -> &Piece {
+        let at = at as usize;
+        &self.list[self.order.get(at).map_or(at, |index| *index as usize)]
+    }
+
+    /// Finds the order of blocks, for pieces that were pushed in another one.
+    pub(crate) fn sort(&mut self) {
+        self.order = (0..self.list.len() as u32).collect();
+        self.order.sort_unstable_by_key(|at| self.list[*at as usize].block);
+    }
+
+    /// Adds a piece whose place is known.
+    pub(crate) fn push(&mut self, piece: Piece) {
+        self.list.push(piece);
+    }
+
+    /// The last piece, if it is not before number `start` of the list.
+    pub(crate) fn last_from(&mut self, start: usize) -> Option<&mut Piece> {
+        self.list.get_mut(start..)?.last_mut()
     }
 
     /// Pieces of one object.

@@ -9,10 +9,13 @@
 //! tables of the others smaller); then the surplus goes to the journal, so that the headroom is
 //! exact all the same.
 
+use std::sync::Arc;
+
 use extant_base::BlockSize;
 
+use crate::base::Base;
 use crate::geometry::{self, Geometry, GeometryError, SizeRequest};
-use crate::options::MkfsOptions;
+use crate::options::{JournalOption, MkfsOptions};
 use crate::plan::demand::{Demand, SizeFacts};
 use crate::plan::layout::Layout;
 use crate::plan::{Headroom, Ids, Plan, PlanError, auto_block_size, exact};
@@ -31,20 +34,28 @@ pub(super) fn fixed(
     mkfs: MkfsOptions,
     ids: Ids,
     bytes: u64,
+    base: Option<&Arc<Base>>,
 ) -> Result<Plan, PlanError> {
     let size_bytes = bytes;
-    match at_size(tree, &mkfs, ids, bytes) {
+    if let Some(base) = base {
+        let blocks = bytes / u64::from(base.superblock.block_size.bytes());
+        let plan = in_frame(tree, &mkfs, ids, blocks, base)?;
+        if let Some(plan) = plan.filter(|plan| plan.layout.missing_blocks == 0) {
+            return Ok(plan);
+        }
+    }
+    match at_size(tree, &mkfs, ids, bytes, base) {
         Ok(plan) if plan.layout.missing_blocks == 0 => Ok(plan),
         Ok(plan) => {
             let block_bytes = u64::from(plan.geometry().block_size.bytes());
             let missing_bytes = plan.layout.missing_blocks.saturating_mul(block_bytes);
             let needed_bytes =
-                smallest_fixed(tree, &mkfs, ids, bytes.saturating_add(missing_bytes));
+                smallest_fixed(tree, &mkfs, ids, bytes.saturating_add(missing_bytes), base);
             Err(PlanError::DoesNotFit { size_bytes, missing_bytes, needed_bytes })
         }
         // Not even the metadata, or the inodes of all these files.
         Err(PlanError::Geometry(e)) if is_too_small(&e) => {
-            match smallest_fixed(tree, &mkfs, ids, bytes) {
+            match smallest_fixed(tree, &mkfs, ids, bytes, base) {
                 Some(needed) => Err(PlanError::DoesNotFit {
                     size_bytes,
                     missing_bytes: needed - bytes,
@@ -59,10 +70,16 @@ pub(super) fn fixed(
 
 /// A size, from one that is too small on, at which [`fixed`] succeeds: the smallest, or near it when
 /// there was not even room for the metadata. `None` after too many steps.
-fn smallest_fixed(tree: &Tree, mkfs: &MkfsOptions, ids: Ids, from: u64) -> Option<u64> {
+fn smallest_fixed(
+    tree: &Tree,
+    mkfs: &MkfsOptions,
+    ids: Ids,
+    from: u64,
+    base: Option<&Arc<Base>>,
+) -> Option<u64> {
     let mut bytes = from;
     for _ in 0..PLACE_ROUNDS_MAX {
-        let plan = match at_size(tree, mkfs, ids, bytes) {
+        let plan = match at_size(tree, mkfs, ids, bytes, base) {
             Ok(plan) => plan,
             Err(PlanError::Geometry(e)) if is_too_small(&e) => {
                 bytes = bytes.checked_add((bytes / 16).max(1 << 16))?;
@@ -80,10 +97,17 @@ fn smallest_fixed(tree: &Tree, mkfs: &MkfsOptions, ids: Ids, from: u64) -> Optio
 }
 
 /// The layout at a fixed size, whether everything fits or not.
-fn at_size(tree: &Tree, mkfs: &MkfsOptions, ids: Ids, bytes: u64) -> Result<Plan, PlanError> {
+fn at_size(
+    tree: &Tree,
+    mkfs: &MkfsOptions,
+    ids: Ids,
+    bytes: u64,
+    base: Option<&Arc<Base>>,
+) -> Result<Plan, PlanError> {
     let mut mkfs = mkfs.clone();
     let mut geometry = geometry::compute(&mkfs, SizeRequest::Device { bytes })?;
-    let demand = demand_of(tree, &mkfs, &geometry, &ids)?;
+    let limit = geometry.inodes_count;
+    let demand = demand_of(tree, &mkfs, &geometry, &ids, base, limit)?;
     let needed = demand.inodes_needed();
     if needed > u64::from(geometry.inodes_count) {
         let available = u64::from(geometry.inodes_count);
@@ -115,6 +139,7 @@ pub(super) fn automatic(
     mkfs: MkfsOptions,
     ids: Ids,
     headroom: Headroom,
+    base: Option<&Arc<Base>>,
 ) -> Result<Plan, PlanError> {
     let mut mkfs = mkfs;
     let block_size = auto_block_size(&mkfs);
@@ -127,7 +152,8 @@ pub(super) fn automatic(
     let guess_blocks = guess_blocks(tree, block_size);
     let facts = geometry::compute(&mkfs, exact(guess_blocks, None))?;
     let has_journal = facts.journal.is_some();
-    let demand = demand_of(tree, &mkfs, &facts, &ids)?;
+    let limit = base.map_or(u32::MAX, |base| base.superblock.inodes_count);
+    let demand = demand_of(tree, &mkfs, &facts, &ids, base, limit)?;
     let headroom_blocks = match headroom {
         Headroom::None => 0,
         Headroom::Percent(hundredths) => {
@@ -141,6 +167,11 @@ pub(super) fn automatic(
     };
     let cluster = u64::from(demand.cluster_blocks);
     let headroom_blocks = headroom_blocks.next_multiple_of(cluster);
+    if let Some(base) = base
+        && let Some(plan) = grown_from(tree, &mkfs, ids, headroom_blocks, base)?
+    {
+        return Ok(plan);
+    }
     let inodes = inodes_wanted(&mkfs, &demand, headroom_blocks.saturating_mul(block_bytes))?;
 
     let mut blocks = demand
@@ -189,6 +220,94 @@ pub(super) fn automatic(
         blocks = blocks.saturating_add(short.max(1)).next_multiple_of(cluster);
     }
     Err(PlanError::NoSize { tried_bytes: blocks.saturating_mul(block_bytes) })
+}
+
+/// Rounds that make a base larger.
+const GROW_ROUNDS_MAX: u32 = 64;
+
+/// A plan as large as the base while half of the headroom is left, or larger by whole headroom; `None` when the geometry
+/// of the base cannot be kept.
+fn grown_from(
+    tree: &Tree,
+    mkfs: &MkfsOptions,
+    ids: Ids,
+    headroom_blocks: u64,
+    base: &Arc<Base>,
+) -> Result<Option<Plan>, PlanError> {
+    let mut blocks = base.superblock.blocks_count;
+    let mut least_free = headroom_blocks / 2;
+    for _ in 0..GROW_ROUNDS_MAX {
+        let Some(plan) = in_frame(tree, mkfs, ids, blocks, base)? else { return Ok(None) };
+        let layout = &plan.layout;
+        let free = layout.free_blocks.saturating_sub(layout.missing_blocks);
+        if layout.missing_blocks == 0 && free >= least_free {
+            return Ok(Some(plan));
+        }
+        least_free = headroom_blocks;
+        let short =
+            headroom_blocks.saturating_add(layout.missing_blocks) - free.min(headroom_blocks);
+        let cluster = u64::from(plan.demand.cluster_blocks);
+        let more = blocks.saturating_add(short.max(1)).checked_next_multiple_of(cluster);
+        let Some(more) = more else { return Ok(None) };
+        blocks = more;
+    }
+    Ok(None)
+}
+
+/// The layout in so many blocks, with groups, inode tables and a journal as those of the base; `None` when that cannot
+/// be. Something may be missing.
+fn in_frame(
+    tree: &Tree,
+    mkfs: &MkfsOptions,
+    ids: Ids,
+    blocks: u64,
+    base: &Arc<Base>,
+) -> Result<Option<Plan>, PlanError> {
+    let old = &base.superblock;
+    let given = mkfs.inodes.is_some() || mkfs.bytes_per_inode.is_some();
+    let first = u64::from(old.first_data_block);
+    let groups = blocks.saturating_sub(first).div_ceil(u64::from(old.blocks_per_group).max(1));
+    let inodes = groups.saturating_mul(u64::from(old.inodes_per_group));
+    let mut geometry = match geometry::compute(mkfs, exact(blocks, Some(inodes).filter(|_| !given)))
+    {
+        Ok(geometry) => geometry,
+        Err(e) if is_too_small(&e) => return Ok(None),
+        Err(e) => return Err(e.into()),
+    };
+    if geometry.block_size != old.block_size
+        || geometry.inodes_per_group != old.inodes_per_group
+        || geometry.blocks_count < blocks
+    {
+        return Ok(None);
+    }
+    if let Some(journal) = &mut geometry.journal
+        && mkfs.journal == JournalOption::Auto
+        && let Some(total) = base.own_blocks(old.journal_inode)
+        && let Some(log) = total.checked_sub(journal.fast_commit_blocks).filter(|log| *log >= 1024)
+    {
+        journal.log_blocks = log;
+    }
+    // Descriptors that were reserved serve the groups that are new.
+    let behind_super =
+        (old.group_count.div_ceil(geometry.desc_per_block())) + u32::from(old.reserved_gdt_blocks);
+    if old.reserved_gdt_blocks > 0
+        && geometry.reserved_gdt_blocks > 0
+        && let Some(left) = behind_super.checked_sub(geometry.gdt_blocks)
+        && let Ok(left) = u16::try_from(left)
+        && left > 0
+    {
+        let computed = std::mem::replace(&mut geometry.reserved_gdt_blocks, left);
+        if geometry.check_placement().is_err() {
+            geometry.reserved_gdt_blocks = computed;
+        }
+    }
+    let limit = geometry.inodes_count;
+    let demand = demand_of(tree, mkfs, &geometry, &ids, Some(base), limit)?;
+    if demand.inodes_needed() > u64::from(limit) {
+        return Ok(None);
+    }
+    let layout = Layout::place(tree, &demand, geometry);
+    Ok(Some(Plan { options: mkfs.clone(), ids, reproducible: false, demand, layout }))
 }
 
 /// The smallest size above `low`, which is too small, and up to `high`, which is not, that has room
@@ -257,14 +376,17 @@ fn demand_of(
     mkfs: &MkfsOptions,
     geometry: &Geometry,
     ids: &Ids,
+    base: Option<&Arc<Base>>,
+    inode_limit: u32,
 ) -> Result<Demand, PlanError> {
     let facts = SizeFacts {
         block_size: geometry.block_size,
         cluster_blocks: geometry.cluster_blocks,
         inode_size: geometry.inode_size,
         lost_found_blocks: geometry.lost_found_blocks,
+        inode_limit,
     };
-    Demand::of(tree, mkfs, &geometry.features, &facts, ids)
+    Demand::of(tree, mkfs, &geometry.features, &facts, ids, base)
 }
 
 /// Returns whether a larger file system may do.

@@ -35,6 +35,8 @@ pub struct PlanSummary {
     pub indexed_directories: u64,
     /// Bytes of regular files that are stored (holes not counted).
     pub data_bytes: u64,
+    /// Over a base: blocks of files, directories and the file system's own files that are where they were.
+    pub kept_blocks: Option<u64>,
 }
 
 impl PlanSummary {
@@ -48,7 +50,7 @@ impl PlanSummary {
             free_blocks: plan.layout.free_blocks,
             reserved_blocks: geometry.reserved_blocks,
             inodes: geometry.inodes_count,
-            used_inodes: plan.demand.inos.last().0,
+            used_inodes: plan.demand.inos.used(),
             inode_bytes: geometry.inode_size,
             groups: geometry.group_count,
             journal_blocks: geometry.journal.map_or(0, |j| j.total_blocks()),
@@ -56,6 +58,7 @@ impl PlanSummary {
             directories: plan.demand.dir_blocks.len() as u64,
             indexed_directories: plan.demand.dir_blocks.iter().filter(|(_, i)| *i).count() as u64,
             data_bytes: plan.demand.data_bytes,
+            kept_blocks: plan.layout.kept_blocks,
         }
     }
 }

@@ -83,8 +83,7 @@ impl<'i> Worker<'i> {
         let out = &mut buffer[..bytes];
         let end = chunk.block + u64::from(chunk.blocks);
         let mut filled = 0;
-        let range = chunk.pieces.start as usize..chunk.pieces.end as usize;
-        for piece in &image.plan.layout.pieces.list()[range] {
+        for piece in chunk.pieces.clone().map(|at| image.plan.layout.pieces.nth(at)) {
             let from = piece.block.max(chunk.block);
             let to = piece.blocks().end.min(end);
             let start = ((from - chunk.block) as usize) << shift;

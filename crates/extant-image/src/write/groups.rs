@@ -67,15 +67,17 @@ impl Worker<'_> {
 
         let per_group = geometry.inodes_per_group;
         let first = layout.group.0 * per_group;
-        let last = image.plan.demand.inos.last().0.max(geometry.first_ino - 1);
-        let inodes = last.saturating_sub(first).min(per_group);
-        descriptor.free_inodes = per_group - inodes;
+        let inos = &image.plan.demand.inos;
+        let range = first + 1..first.saturating_add(per_group).saturating_add(1);
+        // All up to the last one that is used have been written.
+        let inodes = inos.last_in(range.clone()).map_or(0, |ino| ino.0 - first);
+        let mut bitmap = Bitmap::zeroed(image.block_bytes());
+        inos.each_run(range, |run| bitmap.set_range(run.start - first - 1..run.end - first - 1));
+        descriptor.free_inodes = per_group - bitmap.view().count_set(0..per_group);
         descriptor.directories = image.directories(first + 1..first + inodes + 1);
         if has_flags && inodes == 0 {
             descriptor.flags |= GroupFlags::INODE_UNINIT;
         } else {
-            let mut bitmap = Bitmap::zeroed(image.block_bytes());
-            bitmap.set_range(0..inodes);
             bitmap.pad(per_group);
             if let Some(seed) = image.seed {
                 descriptor.inode_bitmap_checksum = bitmap.view().checksum(seed, per_group);
@@ -146,15 +148,18 @@ impl Image<'_> {
             counted = range.end;
             ranges.push(range);
         }
-        let below = plan.used_end.clamp(blocks.start, blocks.end) - base;
-        let below = below.div_ceil(ratio) as u32;
-        let fixed_below: u64 = plan
-            .fixed
-            .within(base..base + (u64::from(below) * ratio).min(u64::from(layout.block_count)))
-            .map(|run| (run.end - base).div_ceil(ratio) - (run.start - base) / ratio)
-            .sum();
-        if below > 0 {
-            ranges.push(0..below);
+        let (mut data, mut fixed_below) = (0, 0);
+        let first = plan.used.partition_point(|run| run.end <= blocks.start);
+        for run in plan.used[first..].iter().take_while(|run| run.start < blocks.end) {
+            let start = (run.start.max(base) - base) / ratio;
+            let end = (run.end.min(blocks.end) - base).div_ceil(ratio);
+            data += end - start;
+            fixed_below += plan
+                .fixed
+                .within(base + start * ratio..(base + end * ratio).min(blocks.end))
+                .map(|run| (run.end - base).div_ceil(ratio) - (run.start - base) / ratio)
+                .sum::<u64>();
+            ranges.push(start as u32..end as u32);
         }
         let mut own = u64::from(layout.has_super())
             + (layout.gdt.end - layout.gdt.start)
@@ -164,12 +169,7 @@ impl Image<'_> {
         if blocks.contains(&layout.inode_table.start) {
             own += layout.inode_table.end.min(blocks.end) - layout.inode_table.start;
         }
-        Used {
-            ranges,
-            fixed,
-            has_data: u64::from(below) > fixed_below,
-            serves_others: fixed_blocks != own,
-        }
+        Used { ranges, fixed, has_data: data > fixed_below, serves_others: fixed_blocks != own }
     }
 
     /// Returns how many of a range of inodes are directories.

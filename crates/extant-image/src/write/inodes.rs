@@ -48,6 +48,9 @@ impl Worker<'_> {
     fn inode(&mut self, ino: Ino, record: &mut [u8]) -> Result<(), WriteError> {
         let image = self.image;
         let inos = &image.plan.demand.inos;
+        if !inos.is_used(ino) {
+            return Ok(());
+        }
         let inode = if let Some(node) = inos.node(ino) {
             self.node_inode(node, record)?
         } else if let Some(value) = inos.value(ino) {
@@ -73,6 +76,7 @@ impl Worker<'_> {
             (image.time(node.mtime), image.time(node.atime), image.time(node.ctime));
         // A rebuild must not show when it was made.
         let born = if plan.reproducible { node.mtime } else { plan.ids.created };
+        let born = plan.demand.born(id).unwrap_or(born);
         inode.crtime = inode.crtime.map(|_| image.time(born));
         inode.size = node.size;
         inode.links = node.name_count.min(u32::from(u16::MAX)) as u16;

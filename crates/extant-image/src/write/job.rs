@@ -41,7 +41,7 @@ pub(super) struct Chunk {
     pub(super) block: u64,
     /// Blocks in all, gaps inside clusters included.
     pub(super) blocks: u32,
-    /// Pieces that reach into it, as indices of the plan's list.
+    /// Pieces that reach into it, as numbers in the order of blocks.
     pub(super) pieces: Range<u32>,
 }
 
@@ -65,7 +65,7 @@ fn contents(plan: &Plan, tree: &Tree, jobs: &mut Vec<Job>) {
             jobs.push(Job::Chunk(chunk));
         }
     };
-    for (index, piece) in plan.layout.pieces.list().iter().enumerate() {
+    for (index, piece) in plan.layout.pieces.in_order().enumerate() {
         let index = index as u32;
         match piece.object {
             Object::Data(id) if tree.node(id).kind == Kind::Dir => {
@@ -132,13 +132,18 @@ fn inodes(plan: &Plan, jobs: &mut Vec<Job>) {
     let geometry = &plan.layout.geometry;
     let per_group = geometry.inodes_per_group;
     let per_job = (CHUNK_BYTES / usize::from(geometry.inode_size)) as u32;
-    let last = plan.demand.inos.last().0.max(geometry.first_ino - 1);
-    let mut at = 1;
+    let last = plan.demand.inos.last().0;
+    let mut at = 1u32;
+    // Group by group, up to the last inode that is used there.
     while at <= last {
-        let group_end = (at - 1) / per_group * per_group + per_group + 1;
-        let end = (last + 1).min(group_end).min(at.saturating_add(per_job));
-        jobs.push(Job::Inodes(at..end));
-        at = end;
+        let group_end = at.saturating_add(per_group);
+        let end = plan.demand.inos.last_in(at..group_end).map_or(at, |last| last.0 + 1);
+        while at < end {
+            let next = end.min(at.saturating_add(per_job));
+            jobs.push(Job::Inodes(at..next));
+            at = next;
+        }
+        at = group_end;
     }
 }
 

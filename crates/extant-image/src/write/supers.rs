@@ -50,8 +50,7 @@ impl Image<'_> {
         let layout = &plan.layout;
         let mut superblock = self.superblock.clone();
         superblock.free_blocks_count = layout.free_blocks;
-        let used = plan.demand.inos.last().0.max(layout.geometry.first_ino - 1);
-        superblock.free_inodes_count = superblock.inodes_count - used;
+        superblock.free_inodes_count = superblock.inodes_count - plan.demand.inos.used();
         // The jobs, and so their bytes, are the same for any number of workers.
         superblock.kbytes_written = bytes_written / 1024;
         if let Some(piece) = layout.pieces.of(layout.own.mmp).first() {
