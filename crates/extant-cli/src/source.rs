@@ -44,7 +44,7 @@ pub(crate) struct SourceArgs {
     /// Any number of processes share it, and EXTANT_CACHE says the same for all commands. What is kept counts for the
     /// version of the image that the server names by its entity tag; what was of no use for the longest time goes first.
     #[arg(long, value_name = "DIR[,SIZE]", value_parser = disk_cache, help_heading = SOURCE)]
-    pub(crate) cache: Option<DiskCache>,
+    pub(crate) cache_dir: Option<DiskCache>,
     /// Ask for s3:// addresses without keys, as anybody may for public objects.
     #[arg(long, help_heading = SOURCE)]
     pub(crate) no_sign_request: bool,
@@ -241,7 +241,7 @@ impl SourceArgs {
             other(Failure::usage(format!("{name}: an address is made of characters")))
         })?;
         let mut settings = extant_http::Settings::default();
-        settings.disk_cache = match &self.cache {
+        settings.disk_cache = match &self.cache_dir {
             Some(cache) => Some(cache.clone()),
             None => cache_of_environment().map_err(other)?,
         };

@@ -391,7 +391,7 @@ fn objects_are_read_by_every_command_and_keys_are_shown_by_none() {
         let sent = || web.sent.swap(0, Ordering::Relaxed);
         for image in ["s3://images/a.img", &format!("{endpoint}/a.img")] {
             let cache = format!("{},64M", place.path("cache").display());
-            let list = ["ls", "-Rl", "--cache", &cache, image];
+            let list = ["ls", "-Rl", "--cache-dir", &cache, image];
             sent();
             let first = run(&list).succeeds().out();
             let cold = sent();
@@ -404,10 +404,11 @@ fn objects_are_read_by_every_command_and_keys_are_shown_by_none() {
             assert!(sent() <= 64 << 10);
         }
         for (cache, why) in [(",1G", "directory"), ("c,1M", "16M"), ("c,x", "x")] {
-            run(&["ls", "--cache", cache, "s3://images/a.img"]).ends_with(2).complains(&[why]);
+            let ran = run(&["ls", "--cache-dir", cache, "s3://images/a.img"]).ends_with(2);
+            assert!(ran.err().contains(why), "{cache}: {}", ran.err());
         }
         std::fs::write(place.path("plain"), "x").unwrap();
-        let ran = run(&["ls", "--cache", "plain", "s3://images/a.img"]);
+        let ran = run(&["ls", "--cache-dir", "plain", "s3://images/a.img"]);
         ran.ends_with(8).complains(&["cannot be a cache"]);
     });
 }

@@ -52,8 +52,8 @@ impl Account {
 
     /// The account that environment and files name, as other programs for S3 find it.
     ///
-    /// Keys: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN`, unless `AWS_PROFILE` is set; else the
-    /// profile's in `~/.aws/credentials` and `~/.aws/config` (`AWS_SHARED_CREDENTIALS_FILE`, `AWS_CONFIG_FILE`).
+    /// Keys: `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN`; else those of the profile `AWS_PROFILE`
+    /// in `~/.aws/credentials` and `~/.aws/config` (`AWS_SHARED_CREDENTIALS_FILE`, `AWS_CONFIG_FILE`).
     /// Region: `AWS_REGION`, `AWS_DEFAULT_REGION`, the profile. Endpoint: `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`, the
     /// profile. With `sign` off, or `AWS_SKIP_SIGNATURE=true`, keys are not looked for.
     ///
@@ -94,9 +94,7 @@ impl Account {
         if !sign || get("AWS_SKIP_SIGNATURE").is_some_and(|word| is_true(&word)) {
             return Ok(account);
         }
-        if named.is_none()
-            && let Some(id) = get("AWS_ACCESS_KEY_ID")
-        {
+        if let Some(id) = get("AWS_ACCESS_KEY_ID") {
             let secret = get("AWS_SECRET_ACCESS_KEY").ok_or_else(|| HttpError::Account {
                 what: "AWS_ACCESS_KEY_ID is set, and AWS_SECRET_ACCESS_KEY is not".to_owned(),
             })?;
@@ -199,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_come_from_the_environment_or_from_the_profile_that_is_named() {
+    fn keys_come_from_the_environment_or_else_from_the_profile_that_is_named() {
         let home = tempfile::tempdir().unwrap();
         std::fs::create_dir(home.path().join(".aws")).unwrap();
         let credentials = "[default]\naws_access_key_id=D\naws_secret_access_key=ds\n\
@@ -216,9 +214,7 @@ mod tests {
         assert_eq!(account.region, "eu-north-1");
         let account = find(&[], home).unwrap();
         assert_eq!(keys(&account), ("D", "ds", None));
-        // A profile that is named counts more than keys in the environment.
-        let named = [variables[0], variables[1], ("AWS_PROFILE", "work")];
-        let account = find(&named, home).unwrap();
+        let account = find(&[("AWS_PROFILE", "work")], home).unwrap();
         assert_eq!(keys(&account), ("W", "ws", Some("wt")));
         assert_eq!(account.region, "eu-west-1");
         assert_eq!(account.endpoint.as_ref().unwrap().as_str(), "http://10.0.0.1:9000/");
