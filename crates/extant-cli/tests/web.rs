@@ -423,7 +423,7 @@ try:
     from moto.server import ThreadedMotoServer
 except ImportError as error:
     sys.exit(print(error) or 0)
-server = ThreadedMotoServer(ip_address='127.0.0.1', port=0)
+server = ThreadedMotoServer(ip_address='127.0.0.1', port=0, verbose=False)
 server.start()
 at = 'http://%s:%d' % server.get_host_and_port()
 store = boto3.client('s3', endpoint_url=at, aws_access_key_id='ID', aws_secret_access_key='hidden', region_name='us-east-1')
