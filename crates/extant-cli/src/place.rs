@@ -22,7 +22,7 @@ pub(crate) fn split_target(target: &OsStr, exists: impl Fn(&Path) -> bool) -> (P
 }
 
 /// What addresses begin with.
-const SCHEMES: [&[u8]; 4] = [b"nbd://", b"nbd+unix://", b"http://", b"https://"];
+const SCHEMES: [&[u8]; 5] = [b"nbd://", b"nbd+unix://", b"http://", b"https://", b"s3://"];
 
 /// Returns whether a name is the address of an image elsewhere, and no file.
 pub(crate) fn is_address(name: &Path) -> bool {
@@ -30,10 +30,15 @@ pub(crate) fn is_address(name: &Path) -> bool {
     SCHEMES.iter().any(|scheme| name.starts_with(scheme))
 }
 
-/// Returns whether a name is the address of a file behind a web server.
+/// Returns whether a name is the address of a file behind a web server, or of an object in a store.
 pub(crate) fn is_web_address(name: &Path) -> bool {
-    let name = name.as_os_str().as_bytes();
-    name.starts_with(b"http://") || name.starts_with(b"https://")
+    let bytes = name.as_os_str().as_bytes();
+    is_object(name) || bytes.starts_with(b"http://") || bytes.starts_with(b"https://")
+}
+
+/// Returns whether a name is the address of an object in a store.
+pub(crate) fn is_object(name: &Path) -> bool {
+    name.as_os_str().as_bytes().starts_with(b"s3://")
 }
 
 /// Splits an address and the path behind it: at the first `:/` after the `://`.
@@ -90,6 +95,7 @@ mod tests {
             pair("nbd+unix:///x?socket=/s", "/e:/f")
         );
         assert_eq!(split("http://a:81/b.img:/etc"), pair("http://a:81/b.img", "/etc"));
+        assert_eq!(split("s3://a/b c.img:/etc"), pair("s3://a/b c.img", "/etc"));
         assert_eq!(split("https://u:p@a/b?c=d:/e:/f"), pair("https://u:p@a/b?c=d", "/e:/f"));
     }
 

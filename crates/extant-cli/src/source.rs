@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
-use extant_block::{FileDevice, OpenError, SharedDevice};
-use extant_http::{HttpDevice, HttpError};
+use extant_block::{BlockDevice, FileDevice, OpenError, SharedDevice};
+use extant_http::{Account, DiskCache, HttpDevice, HttpError, ObjectAddress};
 use extant_nbd::{Address, NbdDevice, NbdError, Settings};
 use extant_qcow2::{Format, How, Opened, Qcow2Error, overlay};
 
 use crate::exit::{Exit, Failure, Result};
 use crate::output::complain;
-use crate::place::{is_address, is_web_address};
+use crate::place::{is_address, is_object, is_web_address};
+use crate::size::parse_bytes;
 use crate::text::escape;
 
 const SOURCE: &str = "Image";
@@ -38,6 +39,53 @@ pub(crate) struct SourceArgs {
     /// Images that a qcow2 image lies over may be in DIR, besides the image's own directory.
     #[arg(long = "backing-dir", value_name = "DIR", help_heading = SOURCE)]
     pub(crate) backing_dirs: Vec<PathBuf>,
+    /// Keep what is read of images at http://, https:// and s3:// addresses in DIR, at most SIZE bytes (8G).
+    ///
+    /// Any number of processes share it, and EXTANT_CACHE says the same for all commands. What is kept counts for the
+    /// version of the image that the server names by its entity tag; what was of no use for the longest time goes first.
+    #[arg(long, value_name = "DIR[,SIZE]", value_parser = disk_cache, help_heading = SOURCE)]
+    pub(crate) cache_dir: Option<DiskCache>,
+    /// Ask for s3:// addresses without keys, as anybody may for public objects.
+    #[arg(long, help_heading = SOURCE)]
+    pub(crate) no_sign_request: bool,
+}
+
+/// Bytes of a cache whose size is not said.
+const CACHE_BYTES: u64 = 8 << 30;
+
+/// Fewest bytes that a cache has: some of the largest requests.
+const CACHE_LEAST: u64 = 16 << 20;
+
+/// Says what lies at an address.
+fn kind(file: &Path) -> &'static str {
+    if is_object(file) { "an object in a store" } else { "a file behind a web server" }
+}
+
+/// Reads `DIR[,SIZE]`.
+fn disk_cache(text: &str) -> Result<DiskCache, String> {
+    let (dir, most_bytes) = match text.rsplit_once(',') {
+        Some((dir, size)) => (dir, parse_bytes(size)?),
+        None => (text, CACHE_BYTES),
+    };
+    if dir.is_empty() {
+        return Err("DIR[,SIZE]: the directory is missing".to_owned());
+    }
+    if most_bytes < CACHE_LEAST {
+        return Err("a cache has at least 16M".to_owned());
+    }
+    // A mount goes elsewhere when it is in the background.
+    let dir = std::path::absolute(dir).map_err(|error| error.to_string())?;
+    Ok(DiskCache { dir, most_bytes })
+}
+
+/// Reads the cache that the environment names.
+fn cache_of_environment() -> Result<Option<DiskCache>, Failure> {
+    let Some(text) = std::env::var_os("EXTANT_CACHE").filter(|text| !text.is_empty()) else {
+        return Ok(None);
+    };
+    let wrong = |what: &str| Failure::usage(format!("EXTANT_CACHE: {what}"));
+    let text = text.to_str().ok_or_else(|| wrong("it is made of characters"))?;
+    disk_cache(text).map(Some).map_err(|what| wrong(&what))
 }
 
 pub(crate) fn format(word: &str) -> Result<Format, String> {
@@ -130,7 +178,20 @@ impl From<HttpError> for Failure {
     fn from(error: HttpError) -> Failure {
         let (exit, hint) = match &error {
             HttpError::Address { .. } => (Exit::Usage, None),
-            HttpError::Refused { status: 404 | 410, .. } => (Exit::NotFound, None),
+            HttpError::Refused { status: 404 | 410, .. } | HttpError::Store { status: 404, .. } => {
+                (Exit::NotFound, None)
+            }
+            HttpError::Account { .. } => (
+                Exit::Usage,
+                Some(
+                    "keys are looked for as the aws command does: aws configure, or \
+                     eval \"$(aws configure export-credentials --format env)\"; --no-sign-request does without",
+                ),
+            ),
+            HttpError::Store { code, .. } if code == "ExpiredToken" => (
+                Exit::Io,
+                Some("eval \"$(aws configure export-credentials --format env)\" gets new ones"),
+            ),
             HttpError::NoRanges { .. } => {
                 (Exit::Unsupported, Some("download it, and give the file (curl -O)"))
             }
@@ -169,19 +230,31 @@ impl SourceArgs {
             return Err(other(Failure::new(Exit::Unsupported, message)));
         }
         if write {
-            let message = format!("{name}: a file behind a web server is only read");
-            return Err(other(
-                Failure::new(Exit::Refused, message)
-                    .hint("download it (curl -O), or serve it where it is: extant serve nbd IMG"),
-            ));
+            let message = format!("{name}: {} is only read", kind(file));
+            let hint = match is_object(file) {
+                true => "download it (aws s3 cp)",
+                false => "download it (curl -O), or serve it where it is: extant serve nbd IMG",
+            };
+            return Err(other(Failure::new(Exit::Refused, message).hint(hint)));
         }
         let text = file.to_str().ok_or_else(|| {
             other(Failure::usage(format!("{name}: an address is made of characters")))
         })?;
-        let address = extant_http::Address::parse(text).map_err(|error| other(error.into()))?;
-        let device = HttpDevice::open(&address, &extant_http::Settings::default())
-            .map_err(|error| other(error.into()))?;
-        let is_named_so = extant_qcow2::is_named_so(Path::new(&address.to_string()));
+        let mut settings = extant_http::Settings::default();
+        settings.disk_cache = match &self.cache_dir {
+            Some(cache) => Some(cache.clone()),
+            None => cache_of_environment().map_err(other)?,
+        };
+        let device = match is_object(file) {
+            true => ObjectAddress::parse(text).and_then(|address| {
+                let account = Account::from_environment(!self.no_sign_request)?;
+                HttpDevice::open_object(&address, &account, &settings)
+            }),
+            false => extant_http::Address::parse(text)
+                .and_then(|address| HttpDevice::open(&address, &settings)),
+        };
+        let device = device.map_err(|error| other(error.into()))?;
+        let is_named_so = extant_qcow2::is_named_so(Path::new(&*device.describe()));
         let opened = extant_qcow2::open_on_device(Arc::new(device), is_named_so, &self.how(false))?;
         Ok(opened)
     }

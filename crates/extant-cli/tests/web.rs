@@ -72,7 +72,7 @@ impl Web<'_> {
         self.sent.fetch_add(len as u64, Ordering::Relaxed);
         write!(
             out,
-            "HTTP/1.1 206 Partial Content\r\nContent-Range: bytes {from}-{to}/{size}\r\nContent-Length: {len}\r\n{close}"
+            "HTTP/1.1 206 Partial Content\r\nETag: \"{size}\"\r\nContent-Range: bytes {from}-{to}/{size}\r\nContent-Length: {len}\r\n{close}"
         )?;
         out.write_all(&bytes)
     }
@@ -347,4 +347,113 @@ fn an_interrupted_check_tells_what_it_found_so_far() {
         assert!(!ran.err().contains("missing.img"), "{}", ran.err());
     });
     assert!(std::fs::read(place.path("a.img")).unwrap() == before);
+}
+
+/// Runs the command with keys in the environment and nothing else of what names an account.
+fn run_with_keys(place: &Place, endpoint: &str, variables: &[(&str, &str)], args: &[&str]) -> Ran {
+    let mut command = place.command(args);
+    for name in ["AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "AWS_SKIP_SIGNATURE"] {
+        command.env_remove(name);
+    }
+    command.env("HOME", place.0.path()).env("AWS_ENDPOINT_URL", endpoint);
+    command.env("AWS_ACCESS_KEY_ID", "ID").env("AWS_SECRET_ACCESS_KEY", "hidden");
+    command.env("AWS_REGION", "us-east-1").envs(variables.iter().copied());
+    Ran { args: args.join(" "), output: command.output().unwrap() }
+}
+
+#[test]
+fn objects_are_read_by_every_command_and_keys_are_shown_by_none() {
+    let place = Place::with_image();
+    std::fs::create_dir(place.path("images")).unwrap();
+    std::fs::copy(place.path("a.img"), place.path("images/a.img")).unwrap();
+    with_web(place.0.path(), |web, endpoint| {
+        let run = |args: &[&str]| run_with_keys(&place, endpoint, &[], args);
+        assert_eq!(run(&["cat", "s3://images/a.img:/file"]).succeeds().out(), "hello\n");
+        run(&["extract", "s3://images/a.img:/dir", "out"]).succeeds();
+        assert_eq!(std::fs::read(place.path("out/again")).unwrap(), b"hello\n");
+        run(&["check", "s3://images/a.img"]).succeeds();
+        for (args, code, word) in [
+            (["rm", "s3://images/a.img:/file"], 7, "an object in a store is only read"),
+            (["ls", "s3://images/none.img"], 9, "404"),
+            (["ls", "s3://images"], 2, "names no object"),
+            (["ls", "s3://ID:hidden@images/a.img"], 2, "environment"),
+        ] {
+            let ran = run(&args).ends_with(code).complains(&[word]);
+            assert!(!text(&ran.output).contains("hidden"), "{}", text(&ran.output));
+        }
+        let without = [("AWS_ACCESS_KEY_ID", "")];
+        let ran = run_with_keys(&place, endpoint, &without, &["ls", "s3://images/a.img"]);
+        ran.ends_with(2).complains(&["no keys"]).hints("--no-sign-request");
+        let args = ["ls", "--no-sign-request", "s3://images/a.img"];
+        run_with_keys(&place, endpoint, &without, &args).succeeds();
+
+        // What one command fetched, the next one has.
+        let sent = || web.sent.swap(0, Ordering::Relaxed);
+        for image in ["s3://images/a.img", &format!("{endpoint}/a.img")] {
+            let cache = format!("{},64M", place.path("cache").display());
+            let list = ["ls", "-Rl", "--cache-dir", &cache, image];
+            sent();
+            let first = run(&list).succeeds().out();
+            let cold = sent();
+            assert_eq!(run(&list).succeeds().out(), first);
+            let warm = sent();
+            assert!(warm <= 64 << 10 && (warm < cold || cold <= 64 << 10), "{cold} {warm}");
+            let list = ["ls", "-Rl", image];
+            let by_variable = run_with_keys(&place, endpoint, &[("EXTANT_CACHE", &cache)], &list);
+            assert_eq!(by_variable.succeeds().out(), first);
+            assert!(sent() <= 64 << 10);
+        }
+        for (cache, why) in [(",1G", "directory"), ("c,1M", "16M"), ("c,x", "x")] {
+            let ran = run(&["ls", "--cache-dir", cache, "s3://images/a.img"]).ends_with(2);
+            assert!(ran.err().contains(why), "{cache}: {}", ran.err());
+        }
+        std::fs::write(place.path("plain"), "x").unwrap();
+        let ran = run(&["ls", "--cache-dir", "plain", "s3://images/a.img"]);
+        ran.ends_with(8).complains(&["cannot be a cache"]);
+    });
+}
+
+#[test]
+fn another_implementation_of_a_store_is_read() {
+    let place = Place::with_image();
+    let script = "
+import sys
+try:
+    import boto3
+    from moto.server import ThreadedMotoServer
+except ImportError as error:
+    sys.exit(print(error) or 0)
+server = ThreadedMotoServer(ip_address='127.0.0.1', port=0, verbose=False)
+server.start()
+at = 'http://%s:%d' % server.get_host_and_port()
+store = boto3.client('s3', endpoint_url=at, aws_access_key_id='ID', aws_secret_access_key='hidden', region_name='us-east-1')
+store.create_bucket(Bucket='images')
+store.upload_file('a.img', 'images', 'some/a disk+1.img')
+print(at, flush=True)
+sys.stdin.read()
+server.stop()
+";
+    let mut python = std::process::Command::new("python3");
+    python.args(["-c", script]).current_dir(place.0.path());
+    python.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let Ok(mut server) = python.spawn() else {
+        eprintln!("skipped: there is no python3");
+        return;
+    };
+    let mut line = String::new();
+    BufReader::new(server.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let endpoint = line.trim();
+    if endpoint.starts_with("http://") {
+        let run = |args: &[&str]| run_with_keys(&place, endpoint, &[], args);
+        let image = "s3://images/some/a disk+1.img";
+        assert_eq!(run(&["cat", &format!("{image}:/file")]).succeeds().out(), "hello\n");
+        run(&["check", image]).succeeds();
+        let none = run(&["ls", "s3://images/none"]);
+        none.ends_with(9).complains(&["404 NoSuchKey: there is no such object"]);
+        run(&["ls", "s3://nowhere/none"]).ends_with(9).complains(&["there is no such bucket"]);
+    } else {
+        eprintln!("skipped: python3 has no moto and boto3 ({endpoint})");
+    }
+    drop(server.stdin.take());
+    server.wait().unwrap();
 }

@@ -12,10 +12,14 @@ use extant_block::{
 use extant_sync::{Condvar, Mutex, MutexGuard, Rank, check_may_wait, threads};
 
 use crate::address::Address;
+use crate::disk::DiskPages;
 use crate::error::HttpError;
 use crate::pages::Pages;
 use crate::remote::{Remote, Version};
 use crate::settings::Settings;
+use crate::source::Source;
+#[cfg(feature = "s3")]
+use crate::store::{Account, ObjectAddress, Signer};
 
 /// Bytes of a page: what is fetched at least.
 const PAGE_BYTES: u64 = 64 << 10;
@@ -31,6 +35,8 @@ pub struct HttpStats {
     pub requests: u64,
     /// Bytes that came with the answers.
     pub bytes: u64,
+    /// Bytes that came from the cache on the disk.
+    pub bytes_from_disk: u64,
 }
 
 /// A file behind an HTTP server, for reading.
@@ -53,9 +59,11 @@ pub struct HttpDevice {
     pages: Mutex<Pages>,
     /// Rung when pages have come, or will not.
     arrived: Condvar,
+    disk: Option<DiskPages>,
     connections: usize,
     requests: AtomicU64,
     bytes: AtomicU64,
+    bytes_from_disk: AtomicU64,
 }
 
 /// Pages that the holder fetches; until it is dropped, others wait for them (W4).
@@ -78,9 +86,36 @@ impl HttpDevice {
     ///
     /// [`HttpError`].
     pub fn open(address: &Address, settings: &Settings) -> Result<HttpDevice, HttpError> {
+        HttpDevice::open_source(Source::Web(address.clone()), settings)
+    }
+
+    /// Asks a store for the start of an object.
+    ///
+    /// Each request is signed with the account's keys, if it has any. Of a store that names another region for the
+    /// bucket, the object is asked for there.
+    ///
+    /// # Errors
+    ///
+    /// [`HttpError`].
+    #[cfg(feature = "s3")]
+    pub fn open_object(
+        address: &ObjectAddress,
+        account: &Account,
+        settings: &Settings,
+    ) -> Result<HttpDevice, HttpError> {
+        let signer = Signer::new(address, account)?;
+        HttpDevice::open_source(Source::Object(Box::new(signer)), settings)
+    }
+
+    fn open_source(source: Source, settings: &Settings) -> Result<HttpDevice, HttpError> {
         check_may_wait("a server");
-        let remote = Remote::new(address.clone(), settings);
+        let name = source.shown();
+        let remote = Remote::new(source, settings);
         let (start, version) = remote.fetch(0..PAGE_BYTES, None)?;
+        let disk = match (&settings.disk_cache, remote.identity(&version)) {
+            (Some(cache), Some(identity)) => Some(DiskPages::open(cache, &identity)?),
+            _ => None,
+        };
         let most = usize::try_from(settings.cache_bytes / PAGE_BYTES).unwrap_or(usize::MAX);
         let mut pages = Pages::new(most);
         let bytes = start.len() as u64;
@@ -89,12 +124,14 @@ impl HttpDevice {
         Ok(HttpDevice {
             remote,
             version,
-            name: address.to_string().into(),
+            name: name.into(),
             pages: Mutex::new(Rank::Leaf, pages),
             arrived: Condvar::new(),
+            disk,
             connections: settings.connections.max(1),
             requests: AtomicU64::new(1),
             bytes: AtomicU64::new(bytes),
+            bytes_from_disk: AtomicU64::new(0),
         })
     }
 
@@ -103,6 +140,7 @@ impl HttpDevice {
         HttpStats {
             requests: self.requests.load(Ordering::Relaxed),
             bytes: self.bytes.load(Ordering::Relaxed),
+            bytes_from_disk: self.bytes_from_disk.load(Ordering::Relaxed),
         }
     }
 
@@ -133,10 +171,10 @@ impl HttpDevice {
     /// Fetches what was claimed, and returns it.
     fn fetch(&self, claim: Claim<'_>) -> Result<Vec<u8>, HttpError> {
         let range = claim.range.clone();
-        let end = (range.end * PAGE_BYTES).min(self.version.len);
-        let (bytes, _) = self.remote.fetch(range.start * PAGE_BYTES..end, Some(&self.version))?;
-        self.requests.fetch_add(1, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        let bytes = match &self.disk {
+            Some(disk) => self.fetch_missing(disk, range.clone())?,
+            None => self.fetch_pages(range.clone())?,
+        };
         let parts: Vec<Arc<[u8]>> =
             bytes.chunks(PAGE_BYTES as usize).map(|part| part.into()).collect();
         let mut pages = self.pages.lock();
@@ -145,6 +183,53 @@ impl HttpDevice {
         drop(pages);
         drop(claim);
         Ok(bytes)
+    }
+
+    /// Fetches pages from the server.
+    fn fetch_pages(&self, pages: Range<u64>) -> Result<Vec<u8>, HttpError> {
+        let end = (pages.end * PAGE_BYTES).min(self.version.len);
+        let (bytes, _) = self.remote.fetch(pages.start * PAGE_BYTES..end, Some(&self.version))?;
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        Ok(bytes)
+    }
+
+    /// Takes pages from the disk, and those that are not there from the server.
+    fn fetch_missing(&self, disk: &DiskPages, pages: Range<u64>) -> Result<Vec<u8>, HttpError> {
+        let len_of =
+            |number: u64| (self.version.len - number * PAGE_BYTES).min(PAGE_BYTES) as usize;
+        let mut all = Vec::new();
+        let mut missing = pages.start..pages.start;
+        for number in pages.clone() {
+            let mut page = Vec::new();
+            if !disk.read(number, len_of(number), &mut page) {
+                missing.end = number + 1;
+                continue;
+            }
+            self.fetch_and_keep(disk, missing, &mut all)?;
+            self.bytes_from_disk.fetch_add(page.len() as u64, Ordering::Relaxed);
+            all.append(&mut page);
+            missing = number + 1..number + 1;
+        }
+        self.fetch_and_keep(disk, missing, &mut all)?;
+        Ok(all)
+    }
+
+    fn fetch_and_keep(
+        &self,
+        disk: &DiskPages,
+        missing: Range<u64>,
+        all: &mut Vec<u8>,
+    ) -> Result<(), HttpError> {
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let first = missing.start;
+        let mut bytes = self.fetch_pages(missing)?;
+        let pages: Vec<&[u8]> = bytes.chunks(PAGE_BYTES as usize).collect();
+        disk.keep(first, &pages);
+        all.append(&mut bytes);
+        Ok(())
     }
 
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), HttpError> {

@@ -43,6 +43,33 @@ pub enum HttpError {
         /// What that means.
         what: &'static str,
     },
+    /// It is not known where objects are asked for, or with whose keys.
+    #[error("object store: {what}")]
+    Account {
+        /// What is missing or wrong.
+        what: String,
+    },
+    /// The store has no such object, or does not give it.
+    #[error("{address}: the store answers {status}{}{code}: {what}", if code.is_empty() { "" } else { " " })]
+    Store {
+        /// The address.
+        address: String,
+        /// Status of the answer.
+        status: u16,
+        /// The store's word for it, such as `NoSuchKey`; may be empty.
+        code: String,
+        /// What that means.
+        what: String,
+    },
+    /// The directory of the cache cannot be used.
+    #[error("{}: it cannot be a cache", dir.display())]
+    Cache {
+        /// The directory.
+        dir: std::path::PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// The server gives whole files only.
     #[error("{address}: {what}, so it cannot be read in place")]
     NoRanges {
@@ -73,11 +100,14 @@ impl HttpError {
     /// Returns the error of the system that comes closest.
     pub(crate) fn into_io(self) -> io::Error {
         let kind = match &self {
-            HttpError::Connect { source, .. } => source.kind(),
-            HttpError::Untrusted { .. } | HttpError::Refused { status: 401 | 403, .. } => {
-                io::ErrorKind::PermissionDenied
+            HttpError::Connect { source, .. } | HttpError::Cache { source, .. } => source.kind(),
+            HttpError::Untrusted { .. }
+            | HttpError::Account { .. }
+            | HttpError::Refused { status: 401 | 403, .. }
+            | HttpError::Store { status: 401 | 403, .. } => io::ErrorKind::PermissionDenied,
+            HttpError::Refused { status: 404 | 410, .. } | HttpError::Store { status: 404, .. } => {
+                io::ErrorKind::NotFound
             }
-            HttpError::Refused { status: 404 | 410, .. } => io::ErrorKind::NotFound,
             HttpError::Changed { .. } => io::ErrorKind::StaleNetworkFileHandle,
             _ => io::ErrorKind::Other,
         };

@@ -10,9 +10,11 @@ use ureq::http::{Response, header};
 use ureq::typestate::AgentScope;
 use ureq::{Agent, Body};
 
-use crate::address::Address;
 use crate::error::HttpError;
 use crate::settings::Settings;
+use crate::source::Source;
+#[cfg(feature = "s3")]
+use crate::store::{Refusal, Signer};
 
 /// Wait before the first repetition; each further one waits twice as long.
 const FIRST_WAIT: Duration = Duration::from_millis(100);
@@ -60,7 +62,7 @@ pub(crate) struct Version {
 /// A file behind a server.
 pub(crate) struct Remote {
     agent: Agent,
-    address: Address,
+    source: Source,
     attempts: u32,
 }
 
@@ -73,14 +75,15 @@ enum Failed {
 }
 
 impl Remote {
-    pub(crate) fn new(address: Address, settings: &Settings) -> Remote {
+    pub(crate) fn new(source: Source, settings: &Settings) -> Remote {
         let config = agent_config()
-            .max_redirects(5)
+            .max_redirects(source.redirects())
+            .max_redirects_will_error(source.redirects() > 0)
             .max_idle_connections_per_host(settings.connections.max(1))
             .timeout_connect(Some(settings.connect_timeout))
             .timeout_global(Some(settings.timeout));
         let agent = config.build().new_agent();
-        Remote { agent, address, attempts: settings.attempts.max(1) }
+        Remote { agent, source, attempts: settings.attempts.max(1) }
     }
 
     /// Fetches the bytes of `range`, all of them, of the version that is known. Of a file that is
@@ -97,7 +100,7 @@ impl Remote {
                 Ok(fetched) => return Ok(fetched),
                 Err(Failed::ForGood(error)) => return Err(error),
                 Err(Failed::Now(source, _)) if attempt >= self.attempts => {
-                    let (address, attempts) = (self.address.to_string(), attempt);
+                    let (address, attempts) = (self.source.shown(), attempt);
                     return Err(HttpError::Connect { address, attempts, source });
                 }
                 Err(Failed::Now(_, asked)) => {
@@ -117,7 +120,7 @@ impl Remote {
         let last = range.end.saturating_sub(1);
         let mut request = self
             .agent
-            .get(self.address.url())
+            .get(self.source.url(SystemClock.now().0))
             .header(header::RANGE, format!("bytes={}-{last}", range.start));
         if let Some(tag) = known.and_then(|known| known.tag.as_ref())
             && !tag.starts_with("W/")
@@ -125,7 +128,7 @@ impl Remote {
             request = request.header(header::IF_MATCH, tag);
         }
         let response = request.call().map_err(|error| self.failed(error))?;
-        self.check_status(&response, known)?;
+        let response = self.check_status(response, known)?;
         let (start, end, version) = self.version_of(&response)?;
         if let Some(known) = known {
             self.compare(known, &version)?;
@@ -151,7 +154,7 @@ impl Remote {
         match error {
             ureq::Error::Io(error) => match certificate_doubt(&error) {
                 Some(what) => {
-                    let address = self.address.to_string();
+                    let address = self.source.shown();
                     Failed::ForGood(HttpError::Untrusted { address, what })
                 }
                 None => Failed::Now(error, None),
@@ -160,7 +163,7 @@ impl Remote {
             error @ ureq::Error::ConnectionFailed => Failed::Now(io::Error::other(error), None),
             // Names that are unknown for a moment are seldom, and misspelt ones are not.
             ureq::Error::HostNotFound => Failed::ForGood(HttpError::Connect {
-                address: self.address.to_string(),
+                address: self.source.shown(),
                 attempts: 1,
                 source: io::Error::new(io::ErrorKind::NotFound, "no host of this name is known"),
             }),
@@ -169,23 +172,30 @@ impl Remote {
     }
 
     fn protocol(&self, what: String) -> HttpError {
-        HttpError::Protocol { address: self.address.to_string(), what }
+        HttpError::Protocol { address: self.source.shown(), what }
     }
 
     fn changed(&self, what: String) -> Failed {
-        Failed::ForGood(HttpError::Changed { address: self.address.to_string(), what })
+        Failed::ForGood(HttpError::Changed { address: self.source.shown(), what })
+    }
+
+    /// Returns what identifies the version `known` of the file among all files; `None` if the server gives it no tag that
+    /// stands for its bytes.
+    pub(crate) fn identity(&self, known: &Version) -> Option<String> {
+        let tag = known.tag.as_ref().filter(|tag| !tag.starts_with("W/"))?;
+        Some(format!("{}\n{tag}\n{}", self.source.identity(), known.len))
     }
 
     /// Passes answers with a part of the file.
     fn check_status(
         &self,
-        response: &Response<Body>,
+        response: Response<Body>,
         known: Option<&Version>,
-    ) -> Result<(), Failed> {
+    ) -> Result<Response<Body>, Failed> {
         let status = response.status().as_u16();
-        let address = self.address.to_string();
+        let address = self.source.shown();
         let what = match status {
-            206 => return Ok(()),
+            206 => return Ok(response),
             200 => {
                 let what = "the server gives the whole file where a part is asked for";
                 return Err(Failed::ForGood(HttpError::NoRanges { address, what }));
@@ -196,10 +206,14 @@ impl Remote {
             }
             416 => "the file is empty",
             408 | 425 | 429 | 500..=599 => {
-                let after = text(response, header::RETRY_AFTER);
+                let after = text(&response, header::RETRY_AFTER);
                 let after = after.and_then(|after| after.trim().parse().ok());
                 let error = io::Error::other(format!("the server answers {status}"));
                 return Err(Failed::Now(error, after.map(Duration::from_secs)));
+            }
+            #[cfg(feature = "s3")]
+            _ if let Source::Object(signer) = &self.source => {
+                return Err(self.refused_by_store(signer, response));
             }
             401 => "user and password are needed, or others: http://USER:PASSWORD@HOST/",
             403 => "this is not allowed; a signed address may have expired",
@@ -209,13 +223,43 @@ impl Remote {
         Err(Failed::ForGood(HttpError::Refused { address, status, what }))
     }
 
+    /// Understands why a store gives nothing, and goes on in the region that it names.
+    #[cfg(feature = "s3")]
+    fn refused_by_store(&self, signer: &Signer, response: Response<Body>) -> Failed {
+        let status = response.status().as_u16();
+        let region = response.headers().get("x-amz-bucket-region");
+        if let Some(region) = region.and_then(|region| region.to_str().ok())
+            && matches!(status, 301 | 307 | 308 | 400 | 403)
+            && signer.move_to(region)
+        {
+            let error = io::Error::other("the store moves the bucket from region to region");
+            return Failed::Now(error, Some(Duration::ZERO));
+        }
+        let date = text(&response, header::DATE);
+        let date = date.and_then(|date| jiff::fmt::rfc2822::parse(&date).ok());
+        let skew =
+            date.map(|date| date.timestamp().as_second().saturating_sub(SystemClock.now().0));
+        let mut body = Vec::new();
+        // What does not come says nothing.
+        let _ = response.into_body().into_reader().take(Refusal::BODY_MOST).read_to_end(&mut body);
+        let refusal = Refusal::read(status, &body, signer.signs(), skew);
+        let (address, code) = (self.source.shown(), refusal.code);
+        if refusal.passes {
+            return Failed::Now(
+                io::Error::other(format!("the store answers {status} {code}")),
+                None,
+            );
+        }
+        Failed::ForGood(HttpError::Store { address, status, code, what: refusal.what })
+    }
+
     /// Returns which bytes an answer has, and of which version.
     fn version_of(&self, response: &Response<Body>) -> Result<(u64, u64, Version), Failed> {
         if let Some(coding) = text(response, header::CONTENT_ENCODING)
             && !coding.eq_ignore_ascii_case("identity")
         {
             let what = "the server compresses it on its way";
-            let address = self.address.to_string();
+            let address = self.source.shown();
             return Err(Failed::ForGood(HttpError::NoRanges { address, what }));
         }
         let stated = text(response, header::CONTENT_RANGE);

@@ -1,24 +1,20 @@
-//! Blobs that were fetched before, by digest, in a directory that processes share.
-//!
-//! A file gets its name when its contents are proven, and until then it has none; so nothing is left of a fetch that ends
-//! early, however it ends. Files are never changed, and whoever reads one keeps it open: anybody may take it away.
+//! Blobs that were fetched before, by digest, in a directory that processes share: a [`Shelf`], whose files get their names
+//! when their contents are proven.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
-use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::SystemTime;
 
+use extant_http::Shelf;
 use extant_oci::{Digest, Hashing};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, Timespec, Timestamps};
 
 /// Bytes that are compared at once.
 const CHUNK: usize = 256 << 10;
 
 /// A directory of blobs.
 pub(crate) struct Cache {
-    dir: PathBuf,
+    shelf: Shelf,
     most: u64,
     grown: AtomicBool,
 }
@@ -30,36 +26,30 @@ pub(crate) struct Coming<'c> {
     len: u64,
 }
 
+fn name(digest: &Digest) -> String {
+    digest.to_string().replace(':', "-")
+}
+
 impl Cache {
     /// The cache in `dir`, which is made when there is something to keep.
     pub(crate) fn new(dir: &Path, most: u64) -> Cache {
-        Cache { dir: dir.join("blobs"), most, grown: AtomicBool::new(false) }
-    }
-
-    fn path(&self, digest: &Digest) -> PathBuf {
-        self.dir.join(digest.to_string().replace(':', "-"))
+        Cache { shelf: Shelf::new(dir.join("blobs")), most, grown: AtomicBool::new(false) }
     }
 
     /// The blob with this digest, which is computed again: a blob that is damaged is taken away (R3).
     pub(crate) fn find(&self, digest: &Digest) -> Option<(File, u64)> {
-        let path = self.path(digest);
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let mut file: File = rustix::fs::openat(CWD, &path, flags, Mode::empty()).ok()?.into();
-        let metadata = file.metadata().ok().filter(|metadata| metadata.is_file())?;
+        let (mut file, len) = self.shelf.open(&name(digest))?;
         match digest_of(&mut file, digest) {
             Ok(found) if found == *digest => {}
             Ok(_) => {
-                let _ = std::fs::remove_file(&path);
+                self.shelf.remove(&name(digest));
                 return None;
             }
             Err(_) => return None,
         }
         file.rewind().ok()?;
-        // When it was of use last; a cache that cannot be written is used all the same.
-        let now = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW };
-        let times = Timestamps { last_access: now, last_modification: now };
-        let _ = rustix::fs::futimens(&file, &times);
-        Some((file, metadata.len()))
+        self.shelf.touch(&file);
+        Some((file, len))
     }
 
     /// Begins a blob of `len` bytes; `None` if it is not to be kept, or cannot.
@@ -67,37 +57,7 @@ impl Cache {
         if len > self.most {
             return None;
         }
-        let mut builder = std::fs::DirBuilder::new();
-        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-        builder.recursive(true).create(&self.dir).ok()?;
-        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let mode = Mode::RUSR | Mode::WUSR;
-        // File systems that know no files without a name have no cache.
-        let file = rustix::fs::openat(CWD, &self.dir, flags, mode).ok()?.into();
-        Some(Coming { cache: self, file, len: 0 })
-    }
-
-    /// Takes away what was of no use for the longest time, until the rest is within the bound.
-    fn prune(&self) -> io::Result<()> {
-        let mut all: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
-        for entry in std::fs::read_dir(&self.dir)? {
-            let entry = entry?;
-            // Others take files away, too.
-            let Ok(metadata) = entry.metadata() else { continue };
-            if metadata.is_file() {
-                all.push((metadata.modified()?, metadata.len(), entry.path()));
-            }
-        }
-        all.sort();
-        let mut total: u64 = all.iter().map(|(_, len, _)| len).sum();
-        for (_, len, path) in all {
-            if total <= self.most {
-                break;
-            }
-            let _ = std::fs::remove_file(path);
-            total -= len;
-        }
-        Ok(())
+        Some(Coming { cache: self, file: self.shelf.begin()?, len: 0 })
     }
 }
 
@@ -105,7 +65,7 @@ impl Drop for Cache {
     fn drop(&mut self) {
         if self.grown.load(Ordering::Relaxed) {
             // What is too much now is taken away the next time.
-            let _ = self.prune();
+            let _ = self.shelf.prune(self.most);
         }
     }
 }
@@ -124,13 +84,8 @@ impl Coming<'_> {
 
     /// Gives the blob its name, now that it is proven to have this digest.
     pub(crate) fn keep(self, digest: &Digest, len: u64) {
-        if self.len != len {
-            return;
-        }
-        let this = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&self.file.as_fd()));
-        let name = self.cache.path(digest);
         // Another process may have been faster.
-        if rustix::fs::linkat(CWD, this, CWD, name, AtFlags::SYMLINK_FOLLOW).is_ok() {
+        if self.len == len && self.cache.shelf.keep(&self.file, &name(digest)) {
             self.cache.grown.store(true, Ordering::Relaxed);
         }
     }
@@ -151,6 +106,8 @@ fn digest_of(file: &mut File, like: &Digest) -> io::Result<Digest> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::SystemTime;
+
     use super::*;
 
     fn put(cache: &Cache, bytes: &[u8]) -> Digest {
@@ -167,16 +124,16 @@ mod tests {
         let cache = Cache::new(dir.path(), 1000);
         let digest = put(&cache, b"hello");
         assert_eq!(cache.find(&digest).unwrap().1, 5);
-        std::fs::write(cache.path(&digest), b"hallo").unwrap();
+        std::fs::write(cache.shelf.path(&name(&digest)), b"hallo").unwrap();
         assert!(cache.find(&digest).is_none());
-        assert!(!cache.path(&digest).exists());
+        assert!(!cache.shelf.path(&name(&digest)).exists());
         let mut coming = cache.begin(5).unwrap();
         coming.write(b"hell").unwrap();
         coming.keep(&digest, 5);
         assert!(cache.find(&digest).is_none());
         assert!(cache.begin(1001).is_none());
         // Neither a link to elsewhere nor a pipe is a blob.
-        std::os::unix::fs::symlink("/etc/passwd", cache.path(&digest)).unwrap();
+        std::os::unix::fs::symlink("/etc/passwd", cache.shelf.path(&name(&digest))).unwrap();
         assert!(cache.find(&digest).is_none());
     }
 
@@ -189,7 +146,7 @@ mod tests {
             let time = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1000 - age as u64);
             File::options()
                 .write(true)
-                .open(cache.path(digest))
+                .open(cache.shelf.path(&name(digest)))
                 .unwrap()
                 .set_modified(time)
                 .unwrap();

@@ -13,8 +13,7 @@ use crate::image::{Failures, Image, ImagesArgs};
 use crate::output::Out;
 
 /// The end of `--help`, before the exit codes.
-pub(crate) const EXAMPLES: &str =
-    "Examples:\n  extant ls -l root.img:/etc\n  extant ls --json disk.img:/ --partition 2\n";
+pub(crate) const EXAMPLES: &str = "Examples:\n  extant ls -l root.img:/etc\n  extant ls --json disk.img:/ --partition 2\n  extant ls s3://images/debian.qcow2:/etc --partition 1 --cache-dir ~/.cache/images\n";
 
 /// List files of images
 ///

@@ -15,7 +15,7 @@ use rustix::process::{getegid, geteuid};
 use crate::exit::{Failure, Result};
 use crate::keys::{KeyArgs, Keys};
 use crate::mounting::words;
-use crate::place::{absolute, is_address, is_web_address};
+use crate::place::{absolute, is_address, is_object, is_web_address};
 use crate::size::parse_bytes;
 use crate::source::SourceArgs;
 
@@ -436,7 +436,7 @@ pub(crate) fn source_name(image: &Path, choices: &MountChoices) -> OsString {
     let image = choices.source.written(image);
     let real = match is_address(image) {
         // The list is for everybody: passwords and signatures are not.
-        true if is_web_address(image) => {
+        true if is_web_address(image) && !is_object(image) => {
             let address = image.to_str().map(extant_http::Address::parse);
             address.and_then(Result::ok).map_or("http".into(), |address| address.to_string().into())
         }

@@ -391,7 +391,7 @@ fn open_special(path: &Path, choices: &mut MountChoices) -> Result<Option<Shared
             ));
         }
         if !choices.read_only && !choices.insists_on_writing {
-            complain(&format!("{name} is behind a web server, mounting read-only"));
+            complain(&format!("{name} is behind a server that is only read, mounting read-only"));
             choices.read_only = true;
         }
     }

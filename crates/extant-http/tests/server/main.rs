@@ -1,5 +1,8 @@
 //! The device against a server of its own, which answers well, badly, late, or not at all.
 
+#[cfg(feature = "s3")]
+mod store;
+
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -7,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use extant_block::{AlignedBuffer, BlockDevice, DeviceError, Operation};
-use extant_http::{Address, HttpDevice, HttpError, Settings};
+use extant_http::{Address, DiskCache, HttpDevice, HttpError, Settings};
 use extant_sync::{Clock, Condvar, Mutex, Rank, SystemClock, threads};
 
 const PAGE: usize = 64 << 10;
@@ -493,4 +496,61 @@ fn nobody_who_listens_is_an_error_with_the_address() {
     let error = chain(&open(&format!("http://me:secret@127.0.0.1:{port}/a?key=1")).unwrap_err());
     assert!(error.contains(&format!("http://127.0.0.1:{port}/a: no answer in 3")), "{error}");
     assert!(!error.contains("secret") && !error.contains("key"), "{error}");
+}
+
+#[test]
+fn a_cache_on_the_disk_saves_requests_and_damage_in_it_is_a_miss() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut site = Site::new(100 * PAGE + 5);
+    let mut with_cache = settings();
+    with_cache.disk_cache = Some(DiskCache { dir: dir.path().to_owned(), most_bytes: 64 << 20 });
+    let files = |count: usize| {
+        let all = std::fs::read_dir(dir.path().join("pages")).unwrap();
+        let all: Vec<_> = all.map(|entry| entry.unwrap().path()).collect();
+        let pages = all.iter().filter(|path| !path.ends_with(".bytes"));
+        assert_eq!(pages.clone().count(), count);
+        pages.cloned().collect::<Vec<_>>()
+    };
+    site.serve(|url| {
+        let open = || HttpDevice::open(&Address::parse(url).unwrap(), &with_cache).unwrap();
+        let all = |device: &HttpDevice| {
+            assert!(read(device, PAGE, 99 * PAGE + 5).unwrap() == site.body[PAGE..]);
+        };
+        let first = open();
+        all(&first);
+        assert_eq!(first.stats().bytes_from_disk, 0);
+        site.take_asked();
+        // The version is asked for, and nothing else.
+        let second = open();
+        all(&second);
+        assert_eq!(site.take_asked(), [(0, PAGE)]);
+        assert_eq!(second.stats().bytes_from_disk, 99 * PAGE as u64 + 5);
+        // A byte of one page is wrong, and another page is gone.
+        let pages = files(100);
+        let mut wrong = std::fs::read(&pages[10]).unwrap();
+        *wrong.last_mut().unwrap() ^= 1;
+        std::fs::write(&pages[10], wrong).unwrap();
+        std::fs::remove_file(&pages[20]).unwrap();
+        let third = open();
+        all(&third);
+        assert!(site.take_asked().len() <= 3);
+        assert!((2..=3).contains(&third.stats().requests));
+        files(100);
+        // A cache that goes away while it is used costs requests only.
+        let fourth = open();
+        std::fs::remove_dir_all(dir.path().join("pages")).unwrap();
+        all(&fourth);
+    });
+    // Another version shares nothing with this one, and one without a tag is not kept.
+    site.body.reverse();
+    site.ends.store(false, Ordering::Release);
+    for tag in [Some("\"other\""), Some("W/\"weak\""), None] {
+        site.tag = tag;
+        site.serve(|url| {
+            let device = HttpDevice::open(&Address::parse(url).unwrap(), &with_cache).unwrap();
+            assert!(read(&device, 0, site.body.len()).unwrap() == site.body);
+            assert_eq!(device.stats().bytes_from_disk, 0);
+        });
+        site.ends.store(false, Ordering::Release);
+    }
 }
