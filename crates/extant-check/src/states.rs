@@ -69,16 +69,11 @@ impl State {
 }
 
 /// A byte for each inode, by its number.
+#[derive(Default)]
 pub(crate) struct States {
     slots: Box<[AtomicU8]>,
     /// Names of those with seven or more.
     many: Vec<Mutex<HashMap<u32, u32>>>,
-}
-
-impl Default for States {
-    fn default() -> States {
-        States { slots: Box::default(), many: Vec::new() }
-    }
 }
 
 impl std::fmt::Debug for States {
