@@ -33,7 +33,7 @@ const DOUBLE_INDIRECT: usize = 13 * 4;
 pub type BaseFault = Box<dyn Error + Send + Sync>;
 
 /// An image that is there already, for its reader to implement.
-pub trait BaseImage {
+pub trait BaseImage: Sync {
     /// Its superblock.
     fn superblock(&self) -> &Superblock;
 
