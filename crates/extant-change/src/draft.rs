@@ -154,11 +154,10 @@ impl BlockDevice for Draft {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use extant_block::MemoryDevice;
 
     #[test]
     fn what_is_as_it_was_is_not_taken() {
-        let base = Arc::new(MemoryDevice::filled_with(7, 300 * 4096));
+        let base = Arc::new(extant_block::MemoryDevice::filled_with(7, 300 * 4096));
         let draft = Draft::over(base, 400 * 4096, 4096);
         // More neighbours than are compared at once, some of them changed, and some past the end.
         for block in (0..200).chain(250..320) {

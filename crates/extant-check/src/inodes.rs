@@ -14,6 +14,7 @@ use extant_format::inode::{FileKind, Inode, InodeFlags};
 use crate::base::Base;
 use crate::map::Map;
 use crate::part::ValueState;
+use crate::piece::Piece;
 use crate::scan::Scan;
 use crate::states::State;
 use crate::tables::{Detail, Whole};
@@ -45,14 +46,6 @@ pub(crate) fn field32(record: &[u8], at: usize) -> u32 {
 
 pub(crate) fn field16(record: &[u8], at: usize) -> u16 {
     record.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |raw| u16::from_le_bytes(*raw))
-}
-
-/// Some inode tables, or a part of one.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Piece {
-    pub(crate) groups: Range<usize>,
-    /// Of the table of each group.
-    pub(crate) blocks: Range<u32>,
 }
 
 /// What is known of an inode before it is looked at.

@@ -52,6 +52,7 @@ mod map;
 mod meet;
 mod names;
 mod part;
+mod piece;
 mod problem;
 mod report;
 mod scan;

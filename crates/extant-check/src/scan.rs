@@ -15,8 +15,8 @@ use crate::base::Base;
 use crate::checker::Checker;
 use crate::findings::{HELD_MAX, Sink};
 use crate::found::Found;
-use crate::inodes::Piece;
 use crate::part::Part;
+use crate::piece::Piece;
 use crate::{CheckError, Problem, crew};
 
 /// Bytes of inode tables in one piece.
