@@ -34,7 +34,7 @@ pub type BaseFault = Box<dyn Error + Send + Sync>;
 
 /// An image that is there already, for its reader to implement.
 pub trait BaseImage: Sync {
-    /// Its superblock.
+    /// Returns the superblock.
     fn superblock(&self) -> &Superblock;
 
     /// Calls `each` with the names in a directory and their inodes, without `.` and `..`, until it returns false.
