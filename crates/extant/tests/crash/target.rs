@@ -27,7 +27,8 @@ pub(crate) struct Extant {
     pub(crate) errors: bool,
     /// Data is written after what points to it is committed.
     pub(crate) publish_before_data: bool,
-    /// Memory for contents of files; 0 for what is usual.
+    /// Memory for contents of files; 0 for what the images need: a larger one has larger tables to make at each of
+    /// many thousand mounts.
     pub(crate) data_cache_bytes: u64,
     /// What is freed is discarded.
     pub(crate) discard: bool,
@@ -55,9 +56,10 @@ impl Extant {
             .key(key())
             .fast_commits(self.makes_fast_commits)
             .data_journal(self.data_journal);
-        if self.data_cache_bytes > 0 {
-            options = options.data_cache_bytes(self.data_cache_bytes);
-        }
+        options = options.data_cache_bytes(match self.data_cache_bytes {
+            0 => 32 << 20,
+            bytes => bytes,
+        });
         if let Some(journal) = devices.get(1) {
             options = options.journal_device(Arc::clone(journal));
         }
