@@ -350,3 +350,55 @@ fn a_base_that_cannot_be_one_is_named() {
     place.run(&[&build[..], &["small.img"]].concat()).succeeds();
     place.run(&["check", "-q", "new.img"]).succeeds();
 }
+
+#[test]
+fn a_base_that_lies_is_refused_or_changes_no_file() {
+    let place = Place::new();
+    release(&place, 0);
+    // Without checksums, lies are not found at once.
+    let features = ["-O", "^metadata_csum,^metadata_csum_seed,^uninit_bg"];
+    place
+        .run(&[&["build", "base.img", "-q", "--from", "source"], &features[..]].concat())
+        .succeeds();
+    release(&place, 1);
+    place
+        .run(&[&["build", "anew.img", "-q", "--from", "source"], &features[..]].concat())
+        .succeeds();
+    let sound = std::fs::read(place.path("base.img")).unwrap();
+    let (mut state, mut built) = (7u64, 0);
+    let mut random = |below: u64| {
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % below
+    };
+    for round in 0..24 {
+        let mut base = sound.clone();
+        for _ in 0..=random(8) {
+            // Superblock and descriptors; or whatever there is in front of the contents.
+            let at = if random(4) == 0 { 1024 + random(8192) } else { random(400 << 10) } as usize
+                / 4
+                * 4;
+            let word = base[at..at + 4].try_into().map(u32::from_le_bytes).unwrap();
+            let lie = match random(4) {
+                0 => word ^ (1 << random(32)),
+                1 => word.wrapping_add(1),
+                2 => u32::MAX,
+                _ => random(1 << 20) as u32,
+            };
+            base[at..at + 4].copy_from_slice(&lie.to_le_bytes());
+        }
+        std::fs::write(place.path("lie.img"), base).unwrap();
+        let args = ["build", "over.img", "-F", "-q", "--from", "source", "--base", "lie.img"];
+        let told = place.run(&[&args, &features[..]].concat());
+        match told.output.status.code() {
+            Some(0) => {}
+            Some(4 | 5) => continue,
+            code => panic!("round {round}: {code:?}: {:?}", told.output),
+        }
+        built += 1;
+        place.run(&["check", "-q", "over.img"]).succeeds();
+        let differences = place.run(&["diff", "--ignore-mtime", "anew.img", "over.img"]);
+        assert_eq!(differences.succeeds().out(), "", "round {round}");
+    }
+    assert!(built > 2 && built < 24, "{built} of 24 were built over");
+}
