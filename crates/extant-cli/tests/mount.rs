@@ -3,6 +3,7 @@
 mod support;
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -169,7 +170,7 @@ fn what_cannot_be_mounted_is_said_by_the_command_that_was_called() {
         .ends_with(2)
         .complains(&["noatim"])
         .hints("noatime");
-    run(&["mount", "-o", "data=journal", "a.img", "m"]).ends_with(2).complains(&["data=journal"]);
+    run(&["mount", "-o", "data=later", "a.img", "m"]).ends_with(2).complains(&["data=later"]);
     run(&["mount", "-o", "usrquota", "a.img", "m"]).ends_with(5).complains(&["quota"]);
     run(&["mount", "-o", "sb=8193", "a.img", "m"]).ends_with(2).complains(&["ro"]);
     run(&["mount", "--log", "/proc/no/log", "a.img", "m"])
@@ -178,6 +179,25 @@ fn what_cannot_be_mounted_is_said_by_the_command_that_was_called() {
     assert!(mounts.listed().is_none());
     // Nothing of it is left that would be in the way.
     mounts.mount(&[]).succeeds();
+    mounts.umount();
+}
+
+#[test]
+fn contents_go_through_the_journal_where_that_is_asked_for() {
+    let Some(mounts) = mounts() else { return };
+    let bytes = vec![7; 300_000];
+    mounts.mount(&["-o", "data=journal"]).succeeds();
+    let mut file = fs::File::create(mounts.path("m/logged")).unwrap();
+    file.write_all(&bytes).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    let stats = mounts.place.run(&["stats", "--json", "m"]).succeeds().json();
+    let logged = stats["writer"]["data_blocks_logged"].as_u64();
+    assert!(logged.is_some_and(|blocks| blocks > 70), "{stats}");
+    mounts.umount();
+    // Seen by one that does not, after the log was brought home.
+    mounts.mount(&[]).succeeds();
+    assert!(fs::read(mounts.path("m/logged")).unwrap() == bytes);
     mounts.umount();
 }
 
