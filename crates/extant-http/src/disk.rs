@@ -3,7 +3,7 @@
 //! A page is a file whose name stands for the version of what it is a page of, and its number. It begins with a digest of
 //! both and of its bytes, so that a page which is damaged, cut short or another one is none.
 //!
-//! How many bytes there are is in a file beside them. Pages get their names under a lock of it, after it was written: whoever
+//! A file beside them has their number of bytes. Pages get their names under a lock of it, after it was written: whoever
 //! is killed in between leaves a number that is too large, and never one that is too small.
 
 use std::fs::File;
@@ -25,11 +25,11 @@ const DIGEST: usize = 32;
 /// The file with the number of bytes.
 const COUNT: &str = ".bytes";
 
-/// How often, and after what time each, somebody else's lock is tried. Pages are not kept then.
+/// Number of tries of a lock that somebody else has, and the time between two. Pages are not kept after the last.
 const LOCK_TRIES: u32 = 20;
 const LOCK_WAIT: Duration = Duration::from_millis(1);
 
-/// Within which time one use of a page counts for all.
+/// Time within which one use of a page counts for all.
 const FRESH: Duration = Duration::from_secs(60);
 
 /// A cache on a disk, for files behind servers.

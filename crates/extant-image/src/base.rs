@@ -304,7 +304,7 @@ impl Base {
         image.inode(ino, runs_max).map_err(|cause| BaseError { what: what(), cause })
     }
 
-    /// What a node was.
+    /// Returns the old file of a node, if there was one.
     pub(crate) fn old(&self, id: NodeId) -> Option<&Old> {
         match self.nodes.get(id.index()) {
             Some(old) => old.as_ref(),
@@ -313,25 +313,25 @@ impl Base {
         }
     }
 
-    /// Where the blocks of a node were.
+    /// Returns the runs of blocks of a node's old file.
     pub(crate) fn runs(&self, id: NodeId) -> &[BaseRun] {
         let (start, count) = self.old(id).map_or((0, 0), |old| old.runs);
         &self.runs[start as usize..start as usize + count as usize]
     }
 
-    /// Where the blocks of one of the file system's own files were.
+    /// Returns the old runs of blocks of one of the file system's own files.
     pub(crate) fn own_runs(&self, ino: Ino) -> &[BaseRun] {
         self.own.get(&ino).map_or(&[], Vec::as_slice)
     }
 
-    /// How long one of them is, if all of it is known.
+    /// Returns the number of blocks of one of the file system's own files, if all of its runs are known.
     pub(crate) fn own_blocks(&self, ino: Ino) -> Option<u32> {
         let runs = self.own_runs(ino);
         let last = runs.last().filter(|_| runs.len() < RUNS_MAX)?;
         last.file_block.checked_add(last.len)
     }
 
-    /// Where the map of the resize inode was.
+    /// Returns the old block of the resize inode's map.
     pub(crate) fn resize_map(&self) -> Option<u64> {
         self.resize_map
     }

@@ -2,8 +2,8 @@
 //!
 //! First everything that the base knows gets its old clusters, as far as they are free ([`Claims`]). Then files that
 //! grew go on behind their old end, where that is free, and last comes what is new, into the first holes that are
-//! long enough. Contents are not compared: where a file was is where its name is now, and blocks that hold the same
-//! are the same.
+//! long enough. Contents are not compared: a file gets the blocks of the old file with its name, so blocks whose
+//! contents did not change are equal in both images.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -21,7 +21,7 @@ use crate::tree::{Kind, NodeId, Tree};
 /// Something that needs blocks.
 struct Wish<'a> {
     object: Object,
-    /// What its map is; `None` for what has none.
+    /// The object's map; `None` for objects without one.
     map: Option<Object>,
     /// Runs of its blocks.
     runs: Vec<(u32, u64)>,
