@@ -13,7 +13,7 @@
 //!
 //! # Source
 //!
-//! As of `extant-layout`; `tests/mke2fs_geometry.rs` compares with mke2fs 1.47.
+//! As of `extant-layout`; `tests/images/mke2fs_geometry.rs` compares with mke2fs 1.47.
 
 mod empty;
 mod error;

@@ -23,7 +23,7 @@
 //!
 //! Linux `Documentation/filesystems/ext4/`: `blockgroup.rst` ("Layout", "Flexible Block Groups",
 //! "Meta Block Groups"), `bigalloc.rst`, `super.rst`, `group_descr.rst`. The choices the format
-//! leaves open are those mke2fs 1.47 makes, as observed; `extant-image/tests/mke2fs_geometry.rs`
+//! leaves open are those mke2fs 1.47 makes, as observed; `extant-image/tests/images/mke2fs_geometry.rs`
 //! compares.
 #![no_std]
 #![forbid(unsafe_code)]

@@ -1,0 +1,26 @@
+//! The command's other words, each as a user calls it.
+//!
+//! One program for all of them: each has to be linked with everything it tests.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod check;
+mod command;
+mod defrag;
+mod devices;
+mod edit;
+mod encrypted;
+mod frag;
+mod fs_verity;
+mod hostile;
+mod interrupt;
+mod metadata;
+mod nbd;
+mod options;
+mod output;
+mod qcow2;
+mod repair;
+mod resize;
+mod salvage;
+mod web;

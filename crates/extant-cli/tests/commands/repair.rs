@@ -1,0 +1,118 @@
+//! `extant repair` and `extant undo`: what they tell, change and put back.
+
+use crate::support;
+use support::{Place, tool};
+
+fn write(place: &Place, name: &str, contents: &str) {
+    let path = place.path(name);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, contents).unwrap();
+}
+
+/// An image with wrong counts, a cleared entry and an inode that nothing leads to; `None`: no e2fsprogs.
+fn damaged(place: &Place) -> Option<()> {
+    write(place, "source/kept", "kept");
+    write(place, "source/lost", "lost");
+    place.run(&["build", "a.img", "--from", "source"]).succeeds();
+    let commands = "unlink lost\nset_bg 0 free_blocks_count 3\nset_bg 0 checksum calc\n";
+    write(place, "commands", commands);
+    let ran = tool("debugfs", &["-w", "-f", "commands", "a.img"], place.0.path())?;
+    assert!(ran.status.success());
+    Some(())
+}
+
+#[test]
+fn what_is_wrong_is_set_right_and_can_be_put_back() {
+    let place = Place::new();
+    let Some(()) = damaged(&place) else { return };
+    let before = std::fs::read(place.path("a.img")).unwrap();
+
+    let told = place.run(&["repair", "-n", "a.img"]).ends_with(4).out();
+    assert!(told.contains("would be done") && told.contains("nothing was changed"), "{told}");
+    assert!(std::fs::read(place.path("a.img")).unwrap() == before, "-n changes nothing");
+
+    // A file without a name has to be decided about.
+    let told = place.run(&["repair", "-p", "a.img"]).ends_with(4).out();
+    assert!(told.contains("none was set right"), "{told}");
+    assert!(std::fs::read(place.path("a.img")).unwrap() == before, "-p changes all or nothing");
+
+    let json = place.run(&["repair", "-y", "--json", "--undo", "u", "a.img"]).ends_with(1).json();
+    let codes: Vec<&str> = json["findings"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|finding| finding["code"].as_str().unwrap())
+        .collect();
+    assert!(codes.contains(&"unreachable") && codes.contains(&"group-count"), "{codes:?}");
+    assert_eq!((json["clean"].as_bool(), json["left"].as_u64()), (Some(true), Some(0)));
+    place.run(&["check", "a.img"]).succeeds();
+    let fsck = tool("e2fsck", &["-fn", "a.img"], place.0.path()).unwrap();
+    assert!(fsck.status.success(), "{}", String::from_utf8_lossy(&fsck.stdout));
+    let names = place.run(&["ls", "a.img:/lost+found"]).succeeds().out();
+    let name = names.lines().next().unwrap();
+    let found = place.run(&["cat", &format!("a.img:/lost+found/{name}")]).succeeds().out();
+    assert_eq!(found, "lost");
+
+    assert_eq!(place.run(&["repair", "-y", "a.img"]).succeeds().out(), "a.img: clean\n");
+
+    // An undo file is never overwritten, and belongs to one device.
+    place.run(&["undo", "u", "a.img"]).succeeds();
+    assert!(std::fs::read(place.path("a.img")).unwrap() == before, "all is as it was");
+    place.run(&["undo", "commands", "a.img"]).ends_with(7).complains(&["no undo file"]);
+}
+
+#[test]
+fn nobody_is_asked_where_nobody_is() {
+    let place = Place::new();
+    write(&place, "source/file", "");
+    place.run(&["build", "a.img", "--from", "source"]).succeeds();
+    place.run(&["repair", "a.img"]).ends_with(2).complains(&["nobody"]).hints("-y");
+    place.run(&["repair", "-y", "a.img"]).succeeds();
+    place.run(&["repair", "-y", "source/file"]).ends_with(8).complains(&["no backup"]);
+    place.run(&["repair", "-y", "a.img:/file"]).ends_with(2);
+}
+
+#[test]
+fn an_image_that_was_cut_off_is_said_to_be_by_everybody() {
+    let place = Place::new();
+    write(&place, "source/kept", "kept");
+    place.run(&["build", "a.img", "--from", "source"]).succeeds();
+    let whole = std::fs::metadata(place.path("a.img")).unwrap().len();
+    let file = std::fs::OpenOptions::new().write(true).open(place.path("a.img")).unwrap();
+    file.set_len(3 << 20).unwrap();
+    let before = std::fs::read(place.path("a.img")).unwrap();
+    let said =
+        [format!("has {whole} bytes, its device 3145728"), format!("truncate -s {whole} a.img")];
+
+    let told = place.run(&["check", "a.img"]).ends_with(4).out();
+    assert!(told.contains(&said[0]) && told.contains(&said[1]), "{told}");
+    assert!(!told.contains("extant repair sets"), "{told}");
+    for words in [&["repair", "-y", "a.img"][..], &["repair", "-n", "a.img"]] {
+        place.run(words).ends_with(8).complains(&[&said[0]]).hints(&said[1]);
+        assert_eq!(place.run(words).out(), "", "nobody says that it is clean");
+    }
+    place.run(&["resize", "a.img", "1G"]).ends_with(4).complains(&[&said[0]]).hints(&said[1]);
+    assert!(std::fs::read(place.path("a.img")).unwrap() == before, "nothing was changed");
+
+    // As the hint says: what is missing is given up.
+    file.set_len(whole).unwrap();
+    place.run(&["repair", "-y", "a.img"]);
+    place.run(&["check", "a.img"]).succeeds();
+    // Its contents were behind the end.
+    assert_eq!(place.run(&["cat", "a.img:/kept"]).succeeds().out(), "\0\0\0\0");
+}
+
+#[test]
+fn a_number_of_blocks_that_a_backup_denies_is_not_believed() {
+    let place = Place::new();
+    let make = ["-q", "-t", "ext4", "-b", "1024", "-O", "^metadata_csum,^64bit", "a.img", "40M"];
+    let Some(made) = tool("mke2fs", &make, place.0.path()) else { return };
+    assert!(made.status.success());
+    let ran = tool("debugfs", &["-w", "-R", "ssv blocks_count 4000000", "a.img"], place.0.path());
+    assert!(ran.unwrap().status.success());
+    let told = place.run(&["repair", "-y", "a.img"]).ends_with(1).out();
+    assert!(told.contains("takes its place"), "{told}");
+    let fsck = tool("e2fsck", &["-fn", "a.img"], place.0.path()).unwrap();
+    assert!(fsck.status.success(), "{}", String::from_utf8_lossy(&fsck.stdout));
+    place.run(&["check", "a.img"]).succeeds();
+}

@@ -1,0 +1,135 @@
+//! `extant resize`: what it tells, changes and refuses.
+
+use crate::support;
+use support::{Place, tool};
+
+fn image(place: &Place) {
+    std::fs::create_dir(place.path("source")).unwrap();
+    std::fs::write(place.path("source/file"), "contents").unwrap();
+    place.run(&["build", "a.img", "--from", "source", "--size", "64M"]).succeeds();
+}
+
+fn is_clean(place: &Place) {
+    place.run(&["check", "a.img"]).succeeds();
+    assert_eq!(place.run(&["cat", "a.img:/file"]).succeeds().out(), "contents");
+    if let Some(fsck) = tool("e2fsck", &["-fn", "a.img"], place.0.path()) {
+        assert!(fsck.status.success(), "{}", String::from_utf8_lossy(&fsck.stdout));
+    }
+}
+
+fn length(place: &Place) -> u64 {
+    std::fs::metadata(place.path("a.img")).unwrap().len()
+}
+
+#[test]
+fn an_image_file_grows_with_its_file_system() {
+    let place = Place::new();
+    image(&place);
+    let before = std::fs::read(place.path("a.img")).unwrap();
+    let told = place.run(&["resize", "--plan", "--json", "a.img", "1G"]).succeeds().json();
+    assert_eq!(told["written"].as_bool(), Some(false));
+    assert_eq!(told["after"]["bytes"].as_u64(), Some(1 << 30));
+    assert!(std::fs::read(place.path("a.img")).unwrap() == before, "--plan changes nothing");
+
+    let told = place.run(&["resize", "a.img", "+64M"]).succeeds().out();
+    assert!(told.contains("has 128.0 MiB") || told.contains("128"), "{told}");
+    assert_eq!(length(&place), 128 << 20);
+    is_clean(&place);
+    let told = place.run(&["resize", "--json", "a.img", "1G"]).succeeds().json();
+    assert_eq!((length(&place), told["written"].as_bool()), (1 << 30, Some(true)));
+    assert_eq!(told["before"]["bytes"].as_u64(), Some(128 << 20));
+    is_clean(&place);
+
+    // A file that is longer already.
+    let file = std::fs::OpenOptions::new().write(true).open(place.path("a.img")).unwrap();
+    file.set_len(2 << 30).unwrap();
+    place.run(&["resize", "a.img", "max"]).succeeds();
+    assert_eq!(length(&place), 2 << 30);
+    is_clean(&place);
+    let told = place.run(&["resize", "a.img", "max"]).succeeds().out();
+    assert!(told.contains("already"), "{told}");
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_changes_nothing() {
+    let place = Place::new();
+    image(&place);
+    let before = std::fs::read(place.path("a.img")).unwrap();
+    place.run(&["resize", "a.img", "20"]).ends_with(2);
+    place.run(&["resize", "a.img:/file", "20G"]).ends_with(2);
+    place.run(&["resize", "none.img", "20G"]).ends_with(8);
+    place.run(&["resize", "source/file", "20G"]).ends_with(8);
+    place.run(&["resize", "--offset", "0", "a.img", "1G"]).ends_with(6).complains(&["device has"]);
+    place.run(&["resize", "a.img", "7E"]).ends_with(2);
+    assert!(std::fs::read(place.path("a.img")).unwrap() == before);
+}
+
+#[test]
+fn an_image_file_becomes_shorter_with_its_file_system() {
+    let place = Place::new();
+    image(&place);
+    place.run(&["resize", "a.img", "-16M"]).succeeds();
+    assert_eq!(length(&place), 48 << 20);
+    is_clean(&place);
+    let told = place.run(&["resize", "--plan", "--json", "a.img", "min"]).succeeds().json();
+    let least = told["after"]["bytes"].as_u64().unwrap();
+    assert_eq!((length(&place), told["written"].as_bool()), (48 << 20, Some(false)));
+    let small = format!("{}B", least - 4096);
+    place.run(&["resize", "a.img", &small]).ends_with(6).complains(&["smallest"]);
+    assert_eq!(length(&place), 48 << 20);
+    place.run(&["resize", "a.img", "min"]).succeeds();
+    assert_eq!(length(&place), least);
+    is_clean(&place);
+    place.run(&["resize", "a.img", "80M"]).succeeds();
+    is_clean(&place);
+}
+
+/// Hashes of dm-verity, for example.
+#[test]
+fn what_lies_behind_the_file_system_stays() {
+    use std::os::unix::fs::FileExt;
+    let place = Place::new();
+    image(&place);
+    let file = std::fs::OpenOptions::new().write(true).open(place.path("a.img")).unwrap();
+    file.write_all_at(b"hashes", 65 << 20).unwrap();
+    let ran = place.run(&["resize", "a.img", "32M"]).succeeds();
+    assert!(ran.err().contains("keeps its length"), "{}", ran.err());
+    assert_eq!(length(&place), (65 << 20) + 6);
+    let bytes = std::fs::read(place.path("a.img")).unwrap();
+    assert_eq!(&bytes[65 << 20..], b"hashes");
+    is_clean(&place);
+}
+
+#[test]
+fn a_directory_of_a_mount_by_others_is_said_to_be_one() {
+    let place = Place::new();
+    let ran = place.run(&["resize", "/proc", "+1M"]).ends_with(7);
+    ran.complains(&["/proc is not mounted by extant"]);
+}
+
+#[test]
+fn a_full_disk_is_named_and_the_image_is_as_it_was() {
+    let place = Place::new();
+    let disk = place.path("disk");
+    std::fs::create_dir(&disk).unwrap();
+    let mut tmpfs = std::process::Command::new("mount");
+    tmpfs.args(["-t", "tmpfs", "-o", "size=4M", "none"]).arg(&disk);
+    if !tmpfs.status().is_ok_and(|status| status.success()) {
+        return println!("skipped: no tmpfs");
+    }
+    place.run(&["mkfs", "disk/a.img", "200M", "-q"]).succeeds();
+    let filled = std::fs::write(place.path("disk/filler"), vec![1; 4 << 20]);
+    assert_eq!(filled.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
+    let ran = place.run(&["resize", "disk/a.img", "4G"]).ends_with(8);
+    ran.complains(&["No space left"]).hints("extant check disk/a.img");
+    let checked = place.run(&["check", "disk/a.img"]);
+    // With room again it is done.
+    std::fs::remove_file(place.path("disk/filler")).unwrap();
+    let again = place.run(&["resize", "disk/a.img", "4G"]);
+    let clean = tool("e2fsck", &["-fn", "disk/a.img"], place.0.path());
+    let unmounted = std::process::Command::new("umount").arg(&disk).status().unwrap();
+    assert!(unmounted.success());
+    checked.succeeds();
+    again.succeeds();
+    assert!(clean.is_none_or(|clean| clean.status.success()));
+}

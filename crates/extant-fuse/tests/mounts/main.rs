@@ -1,0 +1,15 @@
+//! The server with the kernel as its client.
+//!
+//! One program for all of them: each has to be linked with everything it tests.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod coherence;
+mod full;
+mod kept;
+mod many;
+mod odd;
+mod past;
+mod privileges;
+mod server;

@@ -1,0 +1,20 @@
+//! Contents of files: written, read, mapped, moved, by one thread and by many.
+//!
+//! One program for all of them: each has to be linked with everything it tests.
+
+mod ahead;
+mod append;
+mod attempt;
+mod contended;
+mod contents;
+mod direct;
+mod direct_io;
+mod direct_queue;
+mod fallocate;
+mod fragments;
+mod mapped;
+mod nowait;
+mod order;
+mod soak;
+mod threads;
+mod write;
