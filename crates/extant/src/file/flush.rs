@@ -140,7 +140,7 @@ impl Fs {
 
     /// Called before `bytes` are written to file `ino`, without locks. Over the dirty limit the
     /// caller writes back some data first; below it, a writer that is ahead of others waits for
-    /// them. Others wait for this writer while the returned [`Turn`] exists.
+    /// them. Others wait for a writer that wrote back while the returned [`Turn`] exists.
     pub(crate) fn balance_dirty(&self, ino: Ino, bytes: u64) -> Result<Option<Turn<'_>>> {
         let Some(cache) = self.volume().page_cache_made() else { return Ok(None) };
         let writer = self.volume().writer()?;
@@ -149,19 +149,20 @@ impl Fs {
             return Ok(None);
         }
         writer.wake_background();
-        let mut turn = None;
         if load != Load::Light {
-            turn = Some(writer.pace().begin(ino, writer.clock().monotonic()));
             let is_much = || self.load(cache) == Load::Paced && !cache.is_over_limit();
             writer.pace().pause(ino, bytes, (cache.options(), writer.clock()), is_much);
         }
         // Each round writes back one step, so this ends; other writers that dirty as fast wait as
         // well. A file that cannot be written goes to the end of the list, and does not make this
         // write fail as long as other files make room.
-        let mut failed = None;
+        let (mut turn, mut failed) = (None, None);
         for _ in 0..64 {
             if !cache.is_over_limit() {
                 return Ok(turn);
+            }
+            if turn.is_none() && load != Load::Light {
+                turn = Some(writer.pace().begin(ino, cache.options(), writer.clock()));
             }
             match self.relieve() {
                 Ok(true) => failed = None,

@@ -229,7 +229,8 @@ impl Inode {
         let written = file.cache.try_write(&mapper, offset, &bytes[..room as usize])?;
         drop(kept);
         if load != Load::Light {
-            writer.pace().count(node.ino(), written as u64, writer.clock().monotonic());
+            let now = writer.clock().monotonic();
+            writer.pace().count(node.ino(), written as u64, cache.options(), now);
         }
         file.touch(now);
         fs.note_dirty(node, file);

@@ -77,7 +77,10 @@ fn slow(memory: &Arc<MemoryDevice>, mib_per_second: u64) -> Fs {
 }
 
 /// What each file got, by writers that wait and through a ring, while the device cannot keep up.
-fn shares(fs: &Fs, blocking: usize, through_ring: usize, total: u64) -> Vec<u64> {
+/// Writers that wait write `sizes` of bytes each time; beside a `steady` one, which writes a block
+/// from time to time and is not among those files.
+fn shares_of(fs: &Fs, sizes: &[usize], through_ring: usize, total: u64, steady: bool) -> Vec<u64> {
+    let blocking = sizes.len();
     let count = blocking + through_ring;
     let files: Vec<Inode> = (0..count).map(|n| file(fs, &format!("f{n}"))).collect();
     let counts: Vec<AtomicU64> = (0..count).map(|_| AtomicU64::new(0)).collect();
@@ -87,17 +90,28 @@ fn shares(fs: &Fs, blocking: usize, through_ring: usize, total: u64) -> Vec<u64>
     let offset = |n: u64| n * WRITE as u64 % (12 * MIB);
     threads::scope(|s| {
         let has_ended = Ends(&ends);
-        for (file, count) in files.iter().zip(&counts).take(blocking) {
+        for ((file, count), size) in files.iter().zip(&counts).zip(sizes) {
             let ends = &ends;
             let write = move || {
-                let bytes = vec![1; WRITE];
+                let bytes = vec![1; *size];
                 while !ends.load(Ordering::Acquire) {
                     let at = offset(count.load(Ordering::Relaxed) / WRITE as u64);
-                    assert_eq!(file.write_at(&bytes, at).unwrap(), WRITE);
-                    count.fetch_add(WRITE as u64, Ordering::Relaxed);
+                    assert_eq!(file.write_at(&bytes, at).unwrap(), *size);
+                    count.fetch_add(*size as u64, Ordering::Relaxed);
                 }
             };
             s.spawn("writer", write).unwrap();
+        }
+        if steady {
+            let steady = file(fs, "steady");
+            let ends = &ends;
+            let write = move || {
+                while !ends.load(Ordering::Acquire) {
+                    steady.write_at(&[3; BLOCK], 0).unwrap();
+                    SystemClock.sleep(Duration::from_millis(10));
+                }
+            };
+            s.spawn("steady", write).unwrap();
         }
         let watch = || {
             let mut most = 0;
@@ -150,6 +164,10 @@ fn shares(fs: &Fs, blocking: usize, through_ring: usize, total: u64) -> Vec<u64>
     counts.into_iter().map(AtomicU64::into_inner).collect()
 }
 
+fn shares(fs: &Fs, blocking: usize, through_ring: usize, total: u64) -> Vec<u64> {
+    shares_of(fs, &vec![WRITE; blocking], through_ring, total, false)
+}
+
 fn assert_fair(shares: &[u64]) {
     let mean = shares.iter().sum::<u64>() / shares.len() as u64;
     let least = shares.iter().min().unwrap();
@@ -170,6 +188,15 @@ fn blocking_writers_share_a_device_that_cannot_keep_up() {
     let memory = require!(made("128M"));
     let fs = slow(&memory, 100);
     let shares = shares(&fs, 6, 0, 100 * MIB);
+    assert_fair(&shares);
+    finish(fs, &memory);
+}
+
+#[test]
+fn who_writes_a_little_now_and_then_does_not_decide_what_others_get() {
+    let memory = require!(made("128M"));
+    let fs = slow(&memory, 100);
+    let shares = shares_of(&fs, &[16 * WRITE, WRITE, 16 * WRITE, WRITE], 0, 100 * MIB, true);
     assert_fair(&shares);
     finish(fs, &memory);
 }
