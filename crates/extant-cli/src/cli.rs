@@ -28,7 +28,10 @@ pub(crate) struct Cli {
     device_engine: Option<DeviceEngine>,
 }
 
+// The options of a command are made when it is called or asked for: all of them take a megabyte of memory, which was more
+// than half of the time of a short command.
 #[derive(Subcommand, Debug)]
+#[command(defer = true)]
 enum Command {
     Build(Box<build::BuildArgs>),
     Mkfs(Box<mkfs::MkfsArgs>),
@@ -83,7 +86,7 @@ enum Command {
     Man(man::ManArgs),
 }
 
-/// The command line's definition alone.
+/// The command line's definition alone. Commands in it have their options only after [`clap::Command::build`].
 pub(crate) fn bare_definition() -> clap::Command {
     Cli::command()
 }
@@ -95,11 +98,33 @@ pub(crate) fn definition() -> clap::Command {
     let names: Vec<String> =
         command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
     for name in names {
-        let examples = examples(&name).map(|text| format!("{text}\n")).unwrap_or_default();
-        let end = format!("{examples}{table}");
-        command = command.mut_subcommand(name, |sub| sub.after_long_help(end));
+        command = with_examples(command, &name, &table);
     }
     command
+}
+
+/// The definition that `args` need: of one command, if they call one, and of all otherwise, because help and suggestions
+/// tell of all.
+fn definition_for(args: &[OsString]) -> clap::Command {
+    let command = bare_definition();
+    let called = args.get(1).and_then(|name| name.to_str());
+    match called.filter(|name| command.find_subcommand(name).is_some()) {
+        Some(name) => {
+            let table = Exit::help_table();
+            with_examples(command.after_help(table.clone()), name, &table)
+        }
+        None => {
+            let mut all = definition();
+            all.build();
+            all
+        }
+    }
+}
+
+fn with_examples(command: clap::Command, name: &str, table: &str) -> clap::Command {
+    let examples = examples(name).map(|text| format!("{text}\n")).unwrap_or_default();
+    let end = format!("{examples}{table}");
+    command.mut_subcommand(name, |sub| sub.after_long_help(end))
 }
 
 /// Commands that show something by example: a heading, and a line for each.
@@ -173,8 +198,9 @@ pub(crate) fn run() -> Result<Exit> {
     if wants_json(&args) {
         output::errors_as_json();
     }
-    let cli =
-        definition().try_get_matches_from(args).and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = definition_for(&args)
+        .try_get_matches_from(args)
+        .and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match cli {
         Ok(cli) => cli,
         // Prints help and usage errors itself and ends with 0 or 2.
@@ -242,12 +268,16 @@ pub(crate) fn run() -> Result<Exit> {
 /// Returns whether the command was asked for JSON: its errors are objects then, also those about the
 /// command line itself. What follows `--` is no option.
 fn wants_json(args: &[OsString]) -> bool {
-    let has_option = args.get(1).and_then(|name| name.to_str()).is_some_and(|name| {
-        let known = bare_definition();
-        let sub = known.find_subcommand(name);
-        sub.is_some_and(|sub| sub.get_arguments().any(|arg| arg.get_long() == Some("json")))
-    });
-    has_option && args.iter().skip(2).take_while(|arg| *arg != "--").any(|arg| *arg == "--json")
+    if !args.iter().skip(2).take_while(|arg| *arg != "--").any(|arg| *arg == "--json") {
+        return false;
+    }
+    args.get(1).and_then(|name| name.to_str()).is_some_and(|name| {
+        let mut known = bare_definition();
+        known.find_subcommand_mut(name).is_some_and(|sub| {
+            sub.build();
+            sub.get_arguments().any(|arg| arg.get_long() == Some("json"))
+        })
+    })
 }
 
 /// What is wrong with the command line, as a failure.

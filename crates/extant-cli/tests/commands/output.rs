@@ -218,3 +218,29 @@ fn the_documents_that_messages_point_to_are_installed() {
         assert!(installed.join("share/doc/extant").join(name).exists(), "{name}");
     }
 }
+
+#[test]
+fn help_and_suggestions_tell_of_all_commands_and_their_options() {
+    let place = Place::new();
+    let said = |args: &[&str]| {
+        let ran = place.run(args);
+        format!("{}{}", ran.out(), ran.err())
+    };
+    let of_all = said(&["--help"]);
+    for words in ["Build an image from", "check ", "--device-engine"] {
+        assert!(of_all.contains(words), "{words}: {of_all}");
+    }
+    // Options of a command are made when they are asked for, whichever way.
+    for args in [
+        &["check", "--help"][..],
+        &["help", "check"],
+        &["--device-engine", "auto", "check", "--help"],
+    ] {
+        let text = said(args);
+        assert!(text.contains("--threads") && text.contains("Exit codes:"), "{args:?}: {text}");
+    }
+    assert!(said(&["chekc"]).contains("'check'"));
+    assert!(said(&["check", "--thread"]).contains("'--threads'"));
+    let script = said(&["completions", "bash"]);
+    assert!(script.contains("--threads") && script.contains("--overlay"), "{script}");
+}
