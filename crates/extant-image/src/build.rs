@@ -16,6 +16,7 @@ use std::sync::atomic::AtomicBool;
 use extant_block::{BlockDevice, OpenError};
 use extant_sync::{Clock, SystemClock, threads};
 
+use crate::attributes::settle;
 use crate::base::{Base, BaseError, BaseImage};
 use crate::options::MkfsOptions;
 use crate::output::{Existing, Output, OutputError, existing, refuse_if_in_use};
@@ -24,8 +25,8 @@ use crate::plan::{
 };
 use crate::source::dir::ScanOptions;
 use crate::source::{
-    Addition, ContainerImage, Layered, NoContents, Origin, Platform, RegistryAccess, Scanned,
-    Skipped, SourceError, Sources, container_image,
+    Addition, ContainerImage, Fakeroot, Layered, Lost, NoContents, Origin, Platform,
+    RegistryAccess, Scanned, Skipped, SourceError, Sources, container_image,
 };
 use crate::transform::{IdMap, Owner, Transform, TransformError};
 use crate::tree::{Kind, Node, Time, Tree};
@@ -54,6 +55,7 @@ pub struct Build<'a> {
     threads: usize,
     ignore_unreadable: bool,
     one_file_system: bool,
+    fakeroot: Option<Fakeroot>,
     overwrite: bool,
     take_containers: bool,
     progress: &'a dyn Progress,
@@ -69,6 +71,8 @@ pub struct Built {
     pub uuid: [u8; 16],
     /// Files left out because [`Build::ignore_unreadable`] allowed it.
     pub skipped: Skipped,
+    /// Attributes of the sources that the image does not have.
+    pub lost: Lost,
     /// The configuration of the container image among the sources, JSON as stored.
     pub image_config: Option<Vec<u8>>,
 }
@@ -170,6 +174,7 @@ impl<'a> Build<'a> {
             threads: threads::available(),
             ignore_unreadable: false,
             one_file_system: false,
+            fakeroot: None,
             overwrite: false,
             take_containers: false,
             progress: &NoProgress,
@@ -315,6 +320,13 @@ impl<'a> Build<'a> {
         self
     }
 
+    /// Sets owners, permissions and devices to those that fakeroot showed: the state that `fakeroot -s` saved. Files
+    /// that are not in it belong to root.
+    pub fn fakeroot(mut self, state: Fakeroot) -> Build<'a> {
+        self.fakeroot = Some(state);
+        self
+    }
+
     /// Sets whether a target that seems to hold data is overwritten, instead of ending the build.
     pub fn overwrite(mut self, overwrite: bool) -> Build<'a> {
         self.overwrite = overwrite;
@@ -371,7 +383,7 @@ impl<'a> Build<'a> {
         let zeroed = output.is_zeroed();
         self.fill(&plan, &mut scanned, output.device(), zeroed)?;
         output.commit()?;
-        Ok(Built::of(&plan, scanned.skipped, config))
+        Ok(Built::of(&plan, scanned, config))
     }
 
     /// Makes the image on `device`, for example in memory, and makes it durable. `is_zeroed` says that every byte of
@@ -393,7 +405,7 @@ impl<'a> Build<'a> {
             return Err(BuildError::TooSmall { device_bytes, image_bytes });
         }
         self.fill(&plan, &mut scanned, device, is_zeroed)?;
-        Ok(Built::of(&plan, scanned.skipped, config))
+        Ok(Built::of(&plan, scanned, config))
     }
 
     /// Computes what [`write_to`](Self::write_to) would make, and writes nothing.
@@ -423,6 +435,7 @@ impl<'a> Build<'a> {
             tree.seal_all();
             mkfs = mkfs.with_features("verity").expect("the name of a feature");
         }
+        settle(tree, &mkfs.requested_features(), &mut layered.scanned.lost);
         let options =
             BuildOptions { mkfs, size: self.size, reproducible: self.transform.epoch.is_some() };
         let plan = match self.base {
@@ -441,7 +454,8 @@ impl<'a> Build<'a> {
             (root.mtime, root.atime, root.ctime) = (now, now, now);
             let skipped = Skipped::default();
             let contents = Box::new(NoContents);
-            let scanned = Scanned { tree: Tree::empty(root), contents, skipped };
+            let lost = Lost::default();
+            let scanned = Scanned { tree: Tree::empty(root), contents, skipped, lost };
             return Ok(Layered { scanned, config: None });
         }
         let options = ScanOptions {
@@ -449,6 +463,7 @@ impl<'a> Build<'a> {
             ignore_unreadable: self.ignore_unreadable,
             one_file_system: self.one_file_system,
             exclude_inode: own,
+            fakeroot: self.fakeroot.clone(),
         };
         // Packed data is unpacked beside the image, where there must be space for it.
         let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -477,8 +492,9 @@ impl<'a> Build<'a> {
 }
 
 impl Built {
-    fn of(plan: &Plan, skipped: Skipped, image_config: Option<Vec<u8>>) -> Built {
-        Built { summary: plan.summary(), uuid: plan.ids().uuid, skipped, image_config }
+    fn of(plan: &Plan, scanned: Scanned, image_config: Option<Vec<u8>>) -> Built {
+        let Scanned { skipped, lost, .. } = scanned;
+        Built { summary: plan.summary(), uuid: plan.ids().uuid, skipped, lost, image_config }
     }
 }
 

@@ -13,8 +13,9 @@
 //!
 //! Above `extant-format` and `extant-block`; below the command line. This crate never mounts an
 //! image: it plans the whole image, then streams it (see `plan` and `write`).
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+pub mod attributes;
 pub mod base;
 mod build;
 pub mod disk;

@@ -136,6 +136,10 @@ pub struct Node {
     pub xattrs: XattrSetId,
     /// Place of the contents in the source, in its own terms.
     pub locator: u64,
+    /// Flags as `chattr` has them, in the numbers of `FS_IOC_GETFLAGS`; files and directories only.
+    pub flags: u32,
+    /// Project id, for quotas of directory trees; 0 for none.
+    pub project: u32,
     /// Which of several sources has the contents.
     pub source: u16,
     /// Whether the contents of a regular file are sealed by fs-verity.
@@ -168,6 +172,8 @@ impl Node {
             rdev: (0, 0),
             xattrs: XattrSetId::default(),
             locator: 0,
+            flags: 0,
+            project: 0,
             source: 0,
             sealed: false,
             target: ArenaRef::default(),

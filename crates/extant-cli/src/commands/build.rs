@@ -8,9 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
+use extant_image::attributes::settle;
 use extant_image::plan::{BuildOptions, Headroom, Plan, PlanError, SizeSpec, plan, plan_onto};
 use extant_image::source::dir::ScanOptions;
-use extant_image::source::{Addition, Layered, Origin, Platform, RegistryAccess, Skipped, Sources};
+use extant_image::source::{
+    Addition, Fakeroot, Layered, Origin, Platform, RegistryAccess, Skipped, Sources,
+};
 use extant_image::transform::{IdMap, OptionError, Owner, Transform, TransformError};
 use extant_image::tree::Tree;
 
@@ -106,6 +109,10 @@ pub(crate) struct BuildArgs {
     /// Later times become this one: seconds since 1970. SOURCE_DATE_EPOCH if not given
     #[arg(long, value_name = "SECONDS", allow_hyphen_values = true, help_heading = "Source")]
     mtime_clamp: Option<String>,
+    /// Owners, modes and devices of directories are those that fakeroot showed: the state that `fakeroot -s FILE` saved.
+    /// Files that are not in it belong to root
+    #[arg(long, value_name = "FILE", help_heading = "Source")]
+    fakeroot: Option<PathBuf>,
     /// Leave out what cannot be read, and say how much that was
     #[arg(long, help_heading = "Source")]
     ignore_unreadable: bool,
@@ -178,6 +185,7 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
         Some(None) => scanned.tree.seal_all(),
         None => {}
     }
+    settle(&mut scanned.tree, &mkfs.requested_features(), &mut scanned.lost);
     let options = BuildOptions { mkfs, size, reproducible: epoch.is_some() };
     let over = match &args.base {
         Some(file) => Some(Arc::new(base::read(file, args.base_partition, &scanned.tree)?)),
@@ -206,6 +214,7 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
             _ => failure,
         }
     })?;
+    target.tell_lost(scanned.lost);
     let writes = !args.target.plan;
     let platform = platform(args, config.as_deref());
     let how = (args.target.threads(), target.sector_bytes()?);
@@ -307,6 +316,12 @@ fn scan(args: &BuildArgs, sources: &Sources, target: &Target) -> Result<Layered>
         ignore_unreadable: args.ignore_unreadable,
         one_file_system: args.one_file_system,
         exclude_inode: target.identity(),
+        fakeroot: match &args.fakeroot {
+            Some(file) => Some(Fakeroot::read(file).map_err(|error| {
+                Failure::from(error).hint("fakeroot -s FILE PROGRAM saves one when PROGRAM ends")
+            })?),
+            None => None,
+        },
     };
     sources.scan(&options, &target.spool_dir()).map_err(|error| {
         let named = |from: &&OsString| {

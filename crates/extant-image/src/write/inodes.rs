@@ -78,6 +78,8 @@ impl Worker<'_> {
         let born = if plan.reproducible { node.mtime } else { plan.ids.created };
         let born = plan.demand.born(id).unwrap_or(born);
         inode.crtime = inode.crtime.map(|_| image.time(born));
+        inode.flags |= InodeFlags::from_bits_retain(node.flags);
+        inode.project = node.project;
         inode.size = node.size;
         inode.links = node.name_count.min(u32::from(u16::MAX)) as u16;
         if node.kind == Kind::Dir {
