@@ -142,9 +142,7 @@ fn seals_are_made_again_or_named() {
     assert!(err.contains("not kept: fs-verity seal (-O verity makes it again), of 1 file: sealed"));
     mounts.umount();
     let digest = |path: &str| {
-        place.run(&["stat", "--json", path]).succeeds().json_lines()[0]
-            .get("verity_digest")
-            .cloned()
+        place.run(&["stat", "--json", path]).succeeds().json().get("verity_digest").cloned()
     };
     assert!(digest("a.img:/sealed").is_some());
     assert_eq!(digest("a.img:/sealed"), digest("b.img:/sealed"));
@@ -171,7 +169,7 @@ fn what_fakeroot_remembers_is_in_the_image() {
     place.run(&args).succeeds();
     let different = place.run(&["diff", "tar.img:/", "dir.img:/"]).succeeds().out();
     assert_eq!(different, "");
-    let stat = |path: &str| place.run(&["stat", "--json", path]).succeeds().json_lines().remove(0);
+    let stat = |path: &str| place.run(&["stat", "--json", path]).succeeds().json();
     let disk = stat("dir.img:/disk");
     assert_eq!(disk["rdev"], serde_json::json!([259, 1_048_575]));
     assert_eq!(

@@ -24,6 +24,7 @@ pub mod options;
 pub mod output;
 pub mod plan;
 pub mod profile;
+pub mod readers;
 pub mod signature;
 pub mod source;
 mod superblock_template;

@@ -22,7 +22,7 @@ use crate::disk::DiskSet;
 use crate::exit::{Exit, Failure, Result};
 use crate::fault::{io_exit, size_option};
 use crate::foreign;
-use crate::mkfs_args::MkfsSet;
+use crate::mkfs_args::{MkfsSet, warn_of_readers};
 use crate::output::complain;
 use crate::size::{parse_build_size, parse_bytes};
 use crate::target::{Target, TargetSet, Verity, epoch};
@@ -145,6 +145,9 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
         mkfs = mkfs
             .with_features("verity")
             .map_err(|error| Failure::caused(Exit::Usage, "", &error))?;
+    }
+    if !args.target.quiet {
+        warn_of_readers(&mkfs);
     }
     if args.mkfs.wants_random_uuid() {
         mkfs.uuid = Some(random_uuid()?);
