@@ -4,6 +4,7 @@
 //!
 //! After `source` and `transform`, before `plan`.
 
+use extant_base::sabotage;
 use extant_format::features::{Feature, Features};
 use extant_format::inode::InodeFlags;
 
@@ -25,6 +26,9 @@ pub fn settle(tree: &mut Tree, features: &Features, lost: &mut Lost) {
         if !features.has(Feature::PROJECT) {
             if node.project != 0 {
                 node.project = 0;
+                if sabotage("image.attributes.lost-in-silence") {
+                    return;
+                }
                 gone.push((id, "project id (-O project keeps it)"));
             }
             if flags.contains(InodeFlags::PROJINHERIT) {

@@ -14,10 +14,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use extant_block::{BlockDevice, OpenError};
+use extant_crypt::MasterKey;
 use extant_sync::{Clock, SystemClock, threads};
 
 use crate::attributes::settle;
 use crate::base::{Base, BaseError, BaseImage};
+use crate::encrypt::{EncryptError, check_links, encrypt};
 use crate::options::MkfsOptions;
 use crate::output::{Existing, Output, OutputError, existing, refuse_if_in_use};
 use crate::plan::{
@@ -51,6 +53,7 @@ pub struct Build<'a> {
     size: SizeSpec,
     transform: Transform,
     fs_verity: bool,
+    encrypted: Vec<(Vec<u8>, MasterKey)>,
     base: Option<&'a dyn BaseImage>,
     threads: usize,
     ignore_unreadable: bool,
@@ -87,6 +90,8 @@ pub enum BuildError {
     Container(ContainerImage),
     /// An owner has no place in the maps.
     Transform(TransformError),
+    /// A directory cannot be encrypted.
+    Encrypt(EncryptError),
     /// The base cannot be read.
     Base(BaseError),
     /// The options contradict each other, or the contents do not fit.
@@ -112,6 +117,7 @@ impl fmt::Display for BuildError {
                 write!(f, "the source is {}: give it to Build::from_source", layout.name())
             }
             Self::Transform(error) => error.fmt(f),
+            Self::Encrypt(error) => error.fmt(f),
             Self::Base(error) => error.fmt(f),
             Self::Plan(error) => error.fmt(f),
             Self::Output(error) => error.fmt(f),
@@ -128,6 +134,7 @@ impl std::error::Error for BuildError {
         match self {
             Self::Source(error) => error.source(),
             Self::Transform(error) => error.source(),
+            Self::Encrypt(error) => error.source(),
             Self::Base(error) => error.source(),
             Self::Plan(error) => error.source(),
             Self::Output(error) => error.source(),
@@ -150,6 +157,7 @@ macro_rules! from_errors {
 from_errors!(
     Source(SourceError),
     Transform(TransformError),
+    Encrypt(EncryptError),
     Base(BaseError),
     Plan(PlanError),
     Output(OutputError),
@@ -170,6 +178,7 @@ impl<'a> Build<'a> {
             size: SizeSpec::Auto(Headroom::None),
             transform: Transform { rootless: true, ..Transform::default() },
             fs_verity: false,
+            encrypted: Vec::new(),
             base: None,
             threads: threads::available(),
             ignore_unreadable: false,
@@ -292,6 +301,14 @@ impl<'a> Build<'a> {
     /// gets the feature `verity`. Digests are those of `fsverity digest`, with blocks of 4096 bytes or of the file system.
     pub fn fs_verity(mut self) -> Build<'a> {
         self.fs_verity = true;
+        self
+    }
+
+    /// Encrypts the directory `path` of the image and everything below it with `key` (fscrypt, policy version 2,
+    /// AES-256-XTS and CTS). The file system gets the feature `encrypt`. What a [reproducible](Self::reproducible) build
+    /// gives away, [`encrypt`](crate::encrypt) says.
+    pub fn encrypt(mut self, path: impl AsRef<[u8]>, key: MasterKey) -> Build<'a> {
+        self.encrypted.push((path.as_ref().to_vec(), key));
         self
     }
 
@@ -435,6 +452,11 @@ impl<'a> Build<'a> {
             tree.seal_all();
             mkfs = mkfs.with_features("verity").expect("the name of a feature");
         }
+        for (path, key) in &self.encrypted {
+            encrypt(tree, path, key)?;
+            mkfs = mkfs.with_features("encrypt").expect("the name of a feature");
+        }
+        check_links(tree)?;
         settle(tree, &mkfs.requested_features(), &mut layered.scanned.lost);
         let options =
             BuildOptions { mkfs, size: self.size, reproducible: self.transform.epoch.is_some() };

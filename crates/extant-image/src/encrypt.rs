@@ -3,8 +3,8 @@
 //! # Place
 //!
 //! After `source` and `transform`, before `plan`: [`encrypt`] marks nodes of a tree. `plan` gives each of them a context
-//! and lays out names as they are stored; `write` encrypts contents on their way out. Nothing of it is plaintext on the
-//! target at any time.
+//! and lays out names as they are stored; `write` encrypts contents on their way out, so that the
+//! target has no plaintext at any time.
 //!
 //! # Invariants
 //!
@@ -16,7 +16,7 @@
 //!
 //! The nonce of a node is a hash of its path and of a seed. The seed is random, and in a reproducible build it follows
 //! from UUID and key, so that equal input gives equal bytes. Then whoever has two such images with one UUID and one key
-//! sees which blocks of 16 bytes of a file differ, and which names are equal: the same is true of a file system and an
+//! sees which blocks of 16 bytes of a file differ, and which names begin alike: the same is true of a file system and an
 //! older copy of it.
 
 use std::fmt;
@@ -79,7 +79,9 @@ pub enum EncryptError {
 impl fmt::Display for EncryptError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoDirectory { path } => write!(f, "there is no directory \"{path}\" in the sources"),
+            Self::NoDirectory { path } => {
+                write!(f, "there is no directory \"{path}\" in the sources")
+            }
             Self::Needed { path } => {
                 write!(f, "\"{path}\" cannot be encrypted: Linux and e2fsck need it as it is")
             }
@@ -215,7 +217,12 @@ impl Encryption {
     }
 
     /// The cipher of a file's contents; `None` for one that is not encrypted.
-    pub(crate) fn contents(&self, tree: &Tree, id: NodeId, block_log2: u32) -> Option<ContentsCipher> {
+    pub(crate) fn contents(
+        &self,
+        tree: &Tree,
+        id: NodeId,
+        block_log2: u32,
+    ) -> Option<ContentsCipher> {
         let context = self.context(tree, id)?;
         let place = Place { block_log2: block_log2 as u8, ..PLACE };
         ContentsCipher::new(self.key(tree, id)?, &context, &place).ok()
@@ -265,7 +272,8 @@ pub(crate) fn add_contexts(
     }
     let mut seed = [0; 32];
     if reproducible {
-        seed = Sha256::new().chain_update(b"extant build nonces").chain_update(uuid).finalize().into();
+        seed =
+            Sha256::new().chain_update(b"extant build nonces").chain_update(uuid).finalize().into();
     } else {
         os_random(&mut seed).map_err(|error| error.to_string())?;
     }

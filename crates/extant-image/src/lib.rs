@@ -19,6 +19,7 @@ pub mod attributes;
 pub mod base;
 mod build;
 pub mod disk;
+pub mod encrypt;
 pub mod geometry;
 pub mod options;
 pub mod output;
@@ -35,3 +36,4 @@ pub mod write;
 
 pub use build::{Build, BuildError, Built};
 pub use extant_block::{BlockDevice, MemoryDevice};
+pub use extant_crypt::MasterKey;

@@ -33,6 +33,8 @@ use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 
+use crate::encrypt::Encryption;
+
 /// Index of a node of one [`Tree`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct NodeId(pub u32);
@@ -140,6 +142,8 @@ pub struct Node {
     pub flags: u32,
     /// Project id, for quotas of directory trees; 0 for none.
     pub project: u32,
+    /// Number of the key that the node is encrypted with; 0 for none. See [`encrypt`](crate::encrypt).
+    pub(crate) key: u16,
     /// Which of several sources has the contents.
     pub source: u16,
     /// Whether the contents of a regular file are sealed by fs-verity.
@@ -174,6 +178,7 @@ impl Node {
             locator: 0,
             flags: 0,
             project: 0,
+            key: 0,
             source: 0,
             sealed: false,
             target: ArenaRef::default(),
@@ -465,6 +470,7 @@ impl TreeBuilder {
             xattr_sets: self.xattr_sets,
             runs: self.runs,
             dirs: ranges,
+            encryption: None,
         };
         for node in &tree.nodes[1..] {
             if node.kind == Kind::Dir && node.name_count != 1 {
@@ -594,6 +600,8 @@ pub struct Tree {
     runs: Vec<Vec<DataRun>>,
     /// Directories in walk order, each with the range of its entries.
     dirs: Vec<(u32, Range<u32>)>,
+    /// Keys of what is to be encrypted.
+    encryption: Option<Box<Encryption>>,
 }
 
 impl Tree {
@@ -666,6 +674,30 @@ impl Tree {
     /// Changes attributes of every node: owner maps, time clamps.
     pub fn for_each_node_mut(&mut self, mut change: impl FnMut(&mut Node)) {
         self.nodes.iter_mut().for_each(&mut change);
+    }
+
+    /// One node, to be changed.
+    pub(crate) fn node_mut(&mut self, id: NodeId) -> &mut Node {
+        &mut self.nodes[id.index()]
+    }
+
+    /// Returns whether something is to be encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        self.encryption.is_some()
+    }
+
+    pub(crate) fn encryption(&self) -> Option<&Encryption> {
+        self.encryption.as_deref()
+    }
+
+    pub(crate) fn encryption_mut(&mut self) -> &mut Encryption {
+        self.encryption.get_or_insert_default()
+    }
+
+    /// Gives a node a set of attributes of its own.
+    pub(crate) fn set_xattrs(&mut self, id: NodeId, set: XattrSet) {
+        self.nodes[id.index()].xattrs = XattrSetId(self.xattr_sets.len() as u32);
+        self.xattr_sets.push(set);
     }
 
     /// Marks every regular file as sealed by fs-verity.

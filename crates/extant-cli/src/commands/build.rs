@@ -1,6 +1,6 @@
 //! `extant build`: an image from directories, archives and container images.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
 use std::num::NonZeroUsize;
 use std::os::unix::ffi::OsStrExt;
@@ -8,7 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
+use extant_image::MasterKey;
 use extant_image::attributes::settle;
+use extant_image::encrypt::{EncryptError, check_links, encrypt};
 use extant_image::plan::{BuildOptions, Headroom, Plan, PlanError, SizeSpec, plan, plan_onto};
 use extant_image::source::dir::ScanOptions;
 use extant_image::source::{
@@ -22,6 +24,7 @@ use crate::disk::DiskSet;
 use crate::exit::{Exit, Failure, Result};
 use crate::fault::{io_exit, size_option};
 use crate::foreign;
+use crate::keys;
 use crate::mkfs_args::{MkfsSet, warn_of_readers};
 use crate::output::complain;
 use crate::size::{parse_build_size, parse_bytes};
@@ -86,6 +89,10 @@ pub(crate) struct BuildArgs {
     /// can never change again, and every read is checked
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
     fs_verity: Option<Option<PathBuf>>,
+    /// Encrypt a directory of the image, and all below it, with the master key in FILE (as --key-file takes it): policy
+    /// version 2, AES-256. May be given several times
+    #[arg(long, value_name = "DIR=FILE")]
+    encrypt: Vec<OsString>,
     /// Build over an older image: what did not change keeps its blocks and inodes, so that block deltas
     /// are small. UUID, hash seed and size are those of the base unless given; other options are to be as for it
     #[arg(long, value_name = "IMG")]
@@ -149,6 +156,12 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
     if !args.target.quiet {
         warn_of_readers(&mkfs);
     }
+    let encrypted = encrypted(&args.encrypt)?;
+    if !encrypted.is_empty() {
+        mkfs = mkfs
+            .with_features("encrypt")
+            .map_err(|error| Failure::caused(Exit::Usage, "", &error))?;
+    }
     if args.mkfs.wants_random_uuid() {
         mkfs.uuid = Some(random_uuid()?);
     }
@@ -188,6 +201,10 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
         Some(None) => scanned.tree.seal_all(),
         None => {}
     }
+    for (dir, key) in &encrypted {
+        encrypt(&mut scanned.tree, dir, key).map_err(encryption)?;
+    }
+    check_links(&scanned.tree).map_err(encryption)?;
     settle(&mut scanned.tree, &mkfs.requested_features(), &mut scanned.lost);
     let options = BuildOptions { mkfs, size, reproducible: epoch.is_some() };
     let over = match &args.base {
@@ -230,6 +247,37 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
         })?;
     }
     Ok(report_skipped(&scanned.skipped))
+}
+
+/// Directories that are to be encrypted, with their keys.
+fn encrypted(given: &[OsString]) -> Result<Vec<(Vec<u8>, MasterKey)>> {
+    let one = |text: &OsString| {
+        let bytes = text.as_bytes();
+        let at = bytes.iter().position(|byte| *byte == b'=').ok_or_else(|| {
+            Failure::usage(format!("--encrypt {}: that is no DIR=FILE", escape(bytes))).hint(
+                "--encrypt /home=key encrypts /home of the image with the key in the file key",
+            )
+        })?;
+        let (dir, file) = bytes.split_at(at);
+        match keys::read("--encrypt", Path::new(OsStr::from_bytes(&file[1..])))? {
+            (None, key) => Ok((dir.to_vec(), key)),
+            (Some(_), _) => {
+                Err(Failure::usage("--encrypt: names of keys are of policies of version 1")
+                    .hint("give the file alone"))
+            }
+        }
+    };
+    given.iter().map(one).collect()
+}
+
+/// Returns what it means that a directory cannot be encrypted.
+fn encryption(error: EncryptError) -> Failure {
+    let exit = match error {
+        EncryptError::Key(_) => Exit::Usage,
+        EncryptError::NoDirectory { .. } => Exit::NotFound,
+        _ => Exit::Input,
+    };
+    Failure::caused(exit, "--encrypt", &error)
 }
 
 /// Seals the files whose paths are in a file, one on each line.

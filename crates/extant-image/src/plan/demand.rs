@@ -9,6 +9,7 @@ use extant_format::indirect;
 use extant_format::inode::{BLOCK_AREA_BYTES, LINKS_MAX};
 
 use crate::base::Base;
+use crate::encrypt::target_len;
 use crate::options::{Feature, Features, MkfsOptions};
 use crate::plan::attrs::AttrPlan;
 use crate::plan::dirs::DirCoder;
@@ -39,6 +40,8 @@ pub(crate) struct Demand {
     pub(crate) cluster_blocks: u32,
     /// Files are mapped by extents; else by indirect blocks.
     pub(crate) extents: bool,
+    /// Files may be encrypted.
+    encrypt: bool,
     /// Files may be sealed.
     verity: bool,
     /// Files may have 2 GiB and more.
@@ -118,6 +121,7 @@ impl Demand {
             block_size: facts.block_size,
             cluster_blocks: facts.cluster_blocks,
             extents: features.has(Feature::EXTENTS),
+            encrypt: features.has(Feature::ENCRYPT),
             verity: features.has(Feature::VERITY),
             large_file: features.has(Feature::LARGE_FILE),
             huge_file: features.has(Feature::HUGE_FILE),
@@ -167,11 +171,19 @@ impl Demand {
                     node.name_count
                 ));
             }
+            if node.key != 0 && !self.encrypt {
+                return fail("encrypted files need the encrypt feature (-O encrypt)".into());
+            }
+            if node.key != 0 && node.sealed {
+                return fail(
+                    "it is to be encrypted and sealed, and extant builds no such files".into(),
+                );
+            }
             let form = match node.kind {
                 _ if self.attrs.is_inline(id) => Form::Inline,
-                Kind::Symlink if node.size <= FAST_SYMLINK_MAX => Form::FastSymlink,
+                Kind::Symlink if self.target_len(tree, id) <= FAST_SYMLINK_MAX => Form::FastSymlink,
                 Kind::Symlink => {
-                    if node.size >= u64::from(self.block_size.bytes()) {
+                    if self.target_len(tree, id) >= u64::from(self.block_size.bytes()) {
                         return fail(format!(
                             "the symbolic link's target has {} bytes; with blocks of {} bytes at \
                              most {} fit (choose a larger block size)",
@@ -322,6 +334,11 @@ impl Demand {
     pub(crate) fn seal_run(&self, node: &Node) -> Option<(u32, u64)> {
         let seal = SealPlan::of(node, self.block_size).ok()??;
         Some((u32::try_from(seal.blocks.0).ok()?, seal.blocks.1))
+    }
+
+    /// Bytes of a link's target as it is stored.
+    pub(crate) fn target_len(&self, tree: &Tree, id: NodeId) -> u64 {
+        target_len(tree, id, self.block_size.len())
     }
 
     /// Fails in words if no file can be sealed.
