@@ -45,8 +45,10 @@ pub fn settle(tree: &mut Tree, features: &Features, lost: &mut Lost) {
             }
         }
         if flags.contains(InodeFlags::CASEFOLD) {
-            flags -= InodeFlags::CASEFOLD;
-            gone.push((id, "flag F (folds case)"));
+            if !features.has(Feature::CASEFOLD) {
+                flags -= InodeFlags::CASEFOLD;
+                gone.push((id, "flag F (folds case; -O casefold keeps it)"));
+            }
         }
         let excludes_dax = flags.contains(InodeFlags::JOURNAL_DATA) || node.sealed;
         if flags.contains(InodeFlags::DAX) && excludes_dax {
@@ -58,6 +60,19 @@ pub fn settle(tree: &mut Tree, features: &Features, lost: &mut Lost) {
     for (id, what) in gone {
         lost.add(what, &tree.path(id));
     }
+}
+
+/// Lets the directory `path` of `tree`, and all directories below it, find names whatever their case. Slashes at the
+/// beginning and end of the path do not count. Returns false if there is no such directory.
+pub fn fold_case(tree: &mut Tree, path: &[u8]) -> bool {
+    let Some(top) = tree.find_dir(path) else { return false };
+    let mut dirs = vec![top];
+    while let Some(dir) = dirs.pop() {
+        tree.node_mut(dir).flags |= InodeFlags::CASEFOLD.bits();
+        let below = tree.children(dir).iter().map(|entry| entry.node);
+        dirs.extend(below.filter(|id| tree.node(*id).kind == Kind::Dir));
+    }
+    true
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use extant_block::{BlockDevice, OpenError};
 use extant_crypt::MasterKey;
 use extant_sync::{Clock, SystemClock, threads};
 
-use crate::attributes::settle;
+use crate::attributes::{fold_case, settle};
 use crate::base::{Base, BaseError, BaseImage};
 use crate::encrypt::{EncryptError, check_links, encrypt};
 use crate::options::MkfsOptions;
@@ -54,6 +54,7 @@ pub struct Build<'a> {
     transform: Transform,
     fs_verity: bool,
     encrypted: Vec<(Vec<u8>, MasterKey)>,
+    folded: Vec<Vec<u8>>,
     base: Option<&'a dyn BaseImage>,
     threads: usize,
     ignore_unreadable: bool,
@@ -90,6 +91,11 @@ pub enum BuildError {
     Container(ContainerImage),
     /// An owner has no place in the maps.
     Transform(TransformError),
+    /// A directory that is to fold case is not in the sources.
+    NoDirectory {
+        /// As given.
+        path: String,
+    },
     /// A directory cannot be encrypted.
     Encrypt(EncryptError),
     /// The base cannot be read.
@@ -117,6 +123,9 @@ impl fmt::Display for BuildError {
                 write!(f, "the source is {}: give it to Build::from_source", layout.name())
             }
             Self::Transform(error) => error.fmt(f),
+            Self::NoDirectory { path } => {
+                write!(f, "there is no directory \"{path}\" in the sources")
+            }
             Self::Encrypt(error) => error.fmt(f),
             Self::Base(error) => error.fmt(f),
             Self::Plan(error) => error.fmt(f),
@@ -139,7 +148,7 @@ impl std::error::Error for BuildError {
             Self::Plan(error) => error.source(),
             Self::Output(error) => error.source(),
             Self::Write(error) => error.source(),
-            Self::Container(_) | Self::TooSmall { .. } => None,
+            Self::Container(_) | Self::NoDirectory { .. } | Self::TooSmall { .. } => None,
         }
     }
 }
@@ -179,6 +188,7 @@ impl<'a> Build<'a> {
             transform: Transform { rootless: true, ..Transform::default() },
             fs_verity: false,
             encrypted: Vec::new(),
+            folded: Vec::new(),
             base: None,
             threads: threads::available(),
             ignore_unreadable: false,
@@ -301,6 +311,13 @@ impl<'a> Build<'a> {
     /// gets the feature `verity`. Digests are those of `fsverity digest`, with blocks of 4096 bytes or of the file system.
     pub fn fs_verity(mut self) -> Build<'a> {
         self.fs_verity = true;
+        self
+    }
+
+    /// Lets the directory `path` of the image and all directories below it find names whatever their case; two names that
+    /// are one then end the build. The file system gets the feature `casefold`.
+    pub fn fold_case(mut self, path: impl AsRef<[u8]>) -> Build<'a> {
+        self.folded.push(path.as_ref().to_vec());
         self
     }
 
@@ -451,6 +468,13 @@ impl<'a> Build<'a> {
         if self.fs_verity {
             tree.seal_all();
             mkfs = mkfs.with_features("verity").expect("the name of a feature");
+        }
+        for path in &self.folded {
+            if !fold_case(tree, path) {
+                let path = path.escape_ascii().to_string();
+                return Err(BuildError::NoDirectory { path });
+            }
+            mkfs = mkfs.with_features("casefold").expect("the name of a feature");
         }
         for (path, key) in &self.encrypted {
             encrypt(tree, path, key)?;

@@ -115,15 +115,7 @@ impl std::error::Error for EncryptError {}
 /// A walk over the directory; when the image is planned, about 400 bytes of memory for each file below it.
 pub fn encrypt(tree: &mut Tree, path: &[u8], key: &MasterKey) -> Result<(), EncryptError> {
     let shown = || path.escape_ascii().to_string();
-    let mut top = NodeId::ROOT;
-    for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
-        let children = tree.children(top);
-        let at = children.binary_search_by(|entry| tree.name(entry).cmp(name));
-        let found = at.ok().and_then(|at| children.get(at)).map(|entry| entry.node);
-        top = found
-            .filter(|id| tree.node(*id).kind == Kind::Dir)
-            .ok_or_else(|| EncryptError::NoDirectory { path: shown() })?;
-    }
+    let top = tree.find_dir(path).ok_or_else(|| EncryptError::NoDirectory { path: shown() })?;
     if top == NodeId::ROOT || tree.path(top) == b"lost+found" {
         return Err(EncryptError::Needed { path: shown() });
     }
@@ -191,6 +183,11 @@ impl Encryption {
             self.keys.len() - 1
         });
         u16::try_from(at + 1).ok().filter(|&n| n < u16::MAX).ok_or(EncryptError::TooManyKeys)
+    }
+
+    /// Returns whether there is a key of that number.
+    pub(crate) fn has(&self, number: u16) -> bool {
+        usize::from(number) <= self.keys.len()
     }
 
     fn key(&self, tree: &Tree, id: NodeId) -> Option<&MasterKey> {

@@ -143,7 +143,7 @@ pub struct Node {
     /// Project id, for quotas of directory trees; 0 for none.
     pub project: u32,
     /// Number of the key that the node is encrypted with; 0 for none. See [`encrypt`](crate::encrypt).
-    pub(crate) key: u16,
+    pub key: u16,
     /// Which of several sources has the contents.
     pub source: u16,
     /// Whether the contents of a regular file are sealed by fs-verity.
@@ -674,6 +674,17 @@ impl Tree {
     /// Changes attributes of every node: owner maps, time clamps.
     pub fn for_each_node_mut(&mut self, mut change: impl FnMut(&mut Node)) {
         self.nodes.iter_mut().for_each(&mut change);
+    }
+
+    /// The directory `path`; slashes at the beginning and end do not count.
+    pub(crate) fn find_dir(&self, path: &[u8]) -> Option<NodeId> {
+        let mut at = NodeId::ROOT;
+        for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
+            let children = self.children(at);
+            let found = children.binary_search_by(|entry| self.name(entry).cmp(name)).ok()?;
+            at = children.get(found)?.node;
+        }
+        (self.node(at).kind == Kind::Dir).then_some(at)
     }
 
     /// One node, to be changed.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use extant_image::MasterKey;
-use extant_image::attributes::settle;
+use extant_image::attributes::{fold_case, settle};
 use extant_image::encrypt::{EncryptError, check_links, encrypt};
 use extant_image::plan::{BuildOptions, Headroom, Plan, PlanError, SizeSpec, plan, plan_onto};
 use extant_image::source::dir::ScanOptions;
@@ -93,6 +93,9 @@ pub(crate) struct BuildArgs {
     /// version 2, AES-256. May be given several times
     #[arg(long, value_name = "DIR=FILE")]
     encrypt: Vec<OsString>,
+    /// A directory of the image, and all below it, finds names whatever their case. May be given several times
+    #[arg(long, value_name = "DIR")]
+    casefold: Vec<OsString>,
     /// Build over an older image: what did not change keeps its blocks and inodes, so that block deltas
     /// are small. UUID, hash seed and size are those of the base unless given; other options are to be as for it
     #[arg(long, value_name = "IMG")]
@@ -153,6 +156,11 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
             .with_features("verity")
             .map_err(|error| Failure::caused(Exit::Usage, "", &error))?;
     }
+    if !args.casefold.is_empty() {
+        mkfs = mkfs
+            .with_features("casefold")
+            .map_err(|error| Failure::caused(Exit::Usage, "", &error))?;
+    }
     if !args.target.quiet {
         warn_of_readers(&mkfs);
     }
@@ -200,6 +208,13 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
         Some(Some(list)) => seal_listed(&mut scanned.tree, list)?,
         Some(None) => scanned.tree.seal_all(),
         None => {}
+    }
+    for dir in &args.casefold {
+        if !fold_case(&mut scanned.tree, dir.as_bytes()) {
+            let dir = escape(dir.as_bytes());
+            let message = format!("--casefold: there is no directory \"{dir}\" in the sources");
+            return Err(Failure::new(Exit::NotFound, message));
+        }
     }
     for (dir, key) in &encrypted {
         encrypt(&mut scanned.tree, dir, key).map_err(encryption)?;

@@ -12,7 +12,7 @@ use crate::base::Base;
 use crate::encrypt::target_len;
 use crate::options::{Feature, Features, MkfsOptions};
 use crate::plan::attrs::AttrPlan;
-use crate::plan::dirs::DirCoder;
+use crate::plan::dirs::{DirCoder, check_folded, folds_case};
 use crate::plan::quota::{KINDS, quota_file};
 use crate::plan::{Ids, InoMap, PlanError, SealPlan};
 use crate::tree::{DataRun, Kind, Node, NodeId, Time, Tree};
@@ -40,6 +40,8 @@ pub(crate) struct Demand {
     pub(crate) cluster_blocks: u32,
     /// Files are mapped by extents; else by indirect blocks.
     pub(crate) extents: bool,
+    /// Names are UTF-8 in directories that fold case.
+    strict: bool,
     /// Files may be encrypted.
     encrypt: bool,
     /// Files may be sealed.
@@ -121,6 +123,7 @@ impl Demand {
             block_size: facts.block_size,
             cluster_blocks: facts.cluster_blocks,
             extents: features.has(Feature::EXTENTS),
+            strict: mkfs.encoding_strict,
             encrypt: features.has(Feature::ENCRYPT),
             verity: features.has(Feature::VERITY),
             large_file: features.has(Feature::LARGE_FILE),
@@ -173,6 +176,9 @@ impl Demand {
             }
             if node.key != 0 && !self.encrypt {
                 return fail("encrypted files need the encrypt feature (-O encrypt)".into());
+            }
+            if node.key != 0 && tree.encryption().is_none_or(|keys| !keys.has(node.key)) {
+                return fail(format!("there is no key number {}", node.key));
             }
             if node.key != 0 && node.sealed {
                 return fail(
@@ -258,6 +264,13 @@ impl Demand {
                     LINKS_MAX - 2
                 );
                 return Err(refuse(tree, id, why));
+            }
+            if folds_case(tree, id) {
+                if tree.node(id).key != 0 {
+                    let why = "it is to fold case and to be encrypted, and extant builds no such directories";
+                    return Err(refuse(tree, id, why.into()));
+                }
+                check_folded(tree, id, self.strict).map_err(|why| refuse(tree, id, why))?;
             }
             self.sub_dirs.push(sub_dirs);
             if self.forms[id.index()] == Form::Inline {

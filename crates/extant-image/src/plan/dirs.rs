@@ -1,9 +1,13 @@
 //! Contents of directories: how many blocks, and the blocks themselves.
 
-use extant_base::{FileBlock, Ino};
+use extant_base::{FileBlock, Ino, sabotage};
 use extant_format::dir::{BlockWriter, DirFault, DirLayout, FileType, NewEntry};
+use extant_format::fold::fold_name;
 use extant_format::hash::{HashSeed, HashVersion, NameHash, name_hash};
 use extant_format::htree::{HtreeFault, HtreePlan, IndexLayout, IndexOptions, PlannedEntry};
+
+use extant_format::inode::InodeFlags;
+use rustc_hash::FxHashMap;
 
 use crate::encrypt::stored_name;
 use crate::plan::InoMap;
@@ -66,6 +70,7 @@ impl DirCoder {
             Some(cipher) => entries.iter().map(|e| stored_name(cipher, tree.name(e))).collect(),
             None => Vec::new(),
         };
+        let folds = folds_case(tree, dir);
         let name = |at: usize| match stored.get(at) {
             Some(name) => &**name,
             None => tree.name(&entries[at]),
@@ -79,7 +84,9 @@ impl DirCoder {
             order.reserve_exact(entries.len());
             for at in 0..entries.len() {
                 // Only the hash of one that is encrypted and folds case is missing, and none is made here.
-                let hash = name_hash(version, &seed, name(at)).unwrap_or_default();
+                let folded = if folds { fold_name(name(at)) } else { None };
+                let hashed = folded.as_deref().unwrap_or(name(at));
+                let hash = name_hash(version, &seed, hashed).unwrap_or_default();
                 order.push((hash, at as u32));
             }
             // Equal hashes stay in order of name, which is the order of the indices.
@@ -145,6 +152,43 @@ impl DirCoder {
         }
         Ok(())
     }
+}
+
+/// Returns whether a directory finds names whatever their case.
+pub(crate) fn folds_case(tree: &Tree, dir: NodeId) -> bool {
+    let flags = InodeFlags::from_bits_retain(tree.node(dir).flags);
+    flags.contains(InodeFlags::CASEFOLD) && !sabotage("image.plan.hash-of-given-name")
+}
+
+/// Checks that the names of a directory that folds case are as many when they are folded, and are UTF-8 where the file
+/// system is strict.
+///
+/// # Errors
+///
+/// In words.
+pub(crate) fn check_folded(tree: &Tree, dir: NodeId, is_strict: bool) -> Result<(), String> {
+    let mut seen: FxHashMap<Vec<u8>, &[u8]> = FxHashMap::default();
+    for entry in tree.children(dir) {
+        let name = tree.name(entry);
+        let Some(folded) = fold_name(name) else {
+            if is_strict {
+                let name = name.escape_ascii();
+                return Err(format!(
+                    "its name \"{name}\" is not UTF-8, and the encoding is strict"
+                ));
+            }
+            continue;
+        };
+        if let Some(other) = seen.insert(folded, name) {
+            let (other, name) = (String::from_utf8_lossy(other), String::from_utf8_lossy(name));
+            return Err(format!(
+                "it folds case, and its names \"{}\" and \"{}\" are one then",
+                other.escape_debug(),
+                name.escape_debug()
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// An entry as it is stored. No directory made here stores hashes with its names.
