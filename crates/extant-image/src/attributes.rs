@@ -44,11 +44,9 @@ pub fn settle(tree: &mut Tree, features: &Features, lost: &mut Lost) {
                 false => gone.push((id, "fs-verity seal (-O verity makes it again)")),
             }
         }
-        if flags.contains(InodeFlags::CASEFOLD) {
-            if !features.has(Feature::CASEFOLD) {
-                flags -= InodeFlags::CASEFOLD;
-                gone.push((id, "flag F (folds case; -O casefold keeps it)"));
-            }
+        if flags.contains(InodeFlags::CASEFOLD) && !features.has(Feature::CASEFOLD) {
+            flags -= InodeFlags::CASEFOLD;
+            gone.push((id, "flag F (folds case; -O casefold keeps it)"));
         }
         let excludes_dax = flags.contains(InodeFlags::JOURNAL_DATA) || node.sealed;
         if flags.contains(InodeFlags::DAX) && excludes_dax {
