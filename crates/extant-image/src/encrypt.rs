@@ -37,13 +37,6 @@ pub(crate) const CONTEXT: &[u8] = b"\0encryption";
 /// Longest stored name, in bytes.
 const NAME_MAX: usize = 255;
 
-/// Master keys of a tree, and what contexts are made of.
-#[derive(Debug, Default)]
-pub(crate) struct Encryption {
-    keys: Vec<MasterKey>,
-    seed: [u8; 32],
-}
-
 /// Why a directory of a tree cannot be encrypted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -72,7 +65,7 @@ pub enum EncryptError {
     },
     /// The key does not do.
     Key(CipherFault),
-    /// More than 65,534 keys.
+    /// More than 65,535 keys.
     TooManyKeys,
 }
 
@@ -96,7 +89,7 @@ impl fmt::Display for EncryptError {
                  has no such links"
             ),
             Self::Key(fault) => fault.fmt(f),
-            Self::TooManyKeys => f.write_str("there are more than 65534 keys"),
+            Self::TooManyKeys => f.write_str("there are more than 65535 keys"),
         }
     }
 }
@@ -124,7 +117,7 @@ pub fn encrypt(tree: &mut Tree, path: &[u8], key: &MasterKey) -> Result<(), Encr
     ContentsCipher::new(key, &context, &PLACE).map_err(EncryptError::Key)?;
     NamesCipher::new(key, &context, &PLACE).map_err(EncryptError::Key)?;
 
-    let number = tree.encryption_mut().number(key)?;
+    let number = tree.keys.number(key).ok_or(EncryptError::TooManyKeys)?;
     let mut dirs = vec![top];
     let mut below = vec![top];
     while let Some(dir) = dirs.pop() {
@@ -174,56 +167,30 @@ pub fn check_links(tree: &Tree) -> Result<(), EncryptError> {
 /// Place of all inodes, as far as policies with a key for each file depend on one.
 const PLACE: Place = Place { ino: 0, uuid: [0; 16], is_stable: false, block_log2: 12 };
 
-impl Encryption {
-    /// The number of a key, 1 and more.
-    fn number(&mut self, key: &MasterKey) -> Result<u16, EncryptError> {
-        let known = self.keys.iter().position(|known| known.identifier() == key.identifier());
-        let at = known.unwrap_or_else(|| {
-            self.keys.push(key.clone());
-            self.keys.len() - 1
-        });
-        u16::try_from(at + 1).ok().filter(|&n| n < u16::MAX).ok_or(EncryptError::TooManyKeys)
+/// The context of a node; `None` for one that is not encrypted.
+fn context(tree: &Tree, id: NodeId) -> Option<Context> {
+    let key = tree.keys.get(tree.node(id).key)?.identifier();
+    let mut hash = Sha256::new().chain_update(tree.keys.seed).chain_update(key.to_string());
+    if !sabotage("image.encrypt.one-nonce") {
+        hash.update(tree.path(id));
     }
+    let hash: [u8; 32] = hash.finalize().into();
+    let mut nonce = [0; NONCE_BYTES];
+    nonce.copy_from_slice(&hash[..NONCE_BYTES]);
+    Some(Context { policy: Policy::new(key), nonce })
+}
 
-    /// Returns whether there is a key of that number.
-    pub(crate) fn has(&self, number: u16) -> bool {
-        usize::from(number) <= self.keys.len()
-    }
+/// The cipher of the names in a directory, or of a link's target; `None` for one that is not encrypted.
+pub(crate) fn names_cipher(tree: &Tree, id: NodeId) -> Option<NamesCipher> {
+    let key = tree.keys.get(tree.node(id).key)?;
+    NamesCipher::new(key, &context(tree, id)?, &PLACE).ok()
+}
 
-    fn key(&self, tree: &Tree, id: NodeId) -> Option<&MasterKey> {
-        self.keys.get(usize::from(tree.node(id).key).checked_sub(1)?)
-    }
-
-    /// The context of a node; `None` for one that is not encrypted.
-    fn context(&self, tree: &Tree, id: NodeId) -> Option<Context> {
-        let key = self.key(tree, id)?.identifier();
-        let mut hash = Sha256::new().chain_update(self.seed).chain_update(key.to_string());
-        if !sabotage("image.encrypt.one-nonce") {
-            hash.update(tree.path(id));
-        }
-        let hash: [u8; 32] = hash.finalize().into();
-        let mut nonce = [0; NONCE_BYTES];
-        nonce.copy_from_slice(&hash[..NONCE_BYTES]);
-        Some(Context { policy: Policy::new(key), nonce })
-    }
-
-    /// The cipher of the names in a directory, or of a link's target; `None` for one that is not encrypted.
-    pub(crate) fn names(&self, tree: &Tree, id: NodeId) -> Option<NamesCipher> {
-        let context = self.context(tree, id)?;
-        NamesCipher::new(self.key(tree, id)?, &context, &PLACE).ok()
-    }
-
-    /// The cipher of a file's contents; `None` for one that is not encrypted.
-    pub(crate) fn contents(
-        &self,
-        tree: &Tree,
-        id: NodeId,
-        block_log2: u32,
-    ) -> Option<ContentsCipher> {
-        let context = self.context(tree, id)?;
-        let place = Place { block_log2: block_log2 as u8, ..PLACE };
-        ContentsCipher::new(self.key(tree, id)?, &context, &place).ok()
-    }
+/// The cipher of a file's contents; `None` for one that is not encrypted.
+pub(crate) fn contents_cipher(tree: &Tree, id: NodeId, block_log2: u32) -> Option<ContentsCipher> {
+    let key = tree.keys.get(tree.node(id).key)?;
+    let place = Place { block_log2: block_log2 as u8, ..PLACE };
+    ContentsCipher::new(key, &context(tree, id)?, &place).ok()
 }
 
 /// A name as a directory with that cipher stores it.
@@ -245,7 +212,7 @@ pub(crate) fn target_len(tree: &Tree, id: NodeId, block: usize) -> u64 {
 /// A link's target as it is stored: with the key its length and ciphertext.
 pub(crate) fn stored_target(tree: &Tree, id: NodeId, block: usize) -> Vec<u8> {
     let target = tree.target(tree.node(id));
-    let Some(cipher) = tree.encryption().and_then(|encryption| encryption.names(tree, id)) else {
+    let Some(cipher) = names_cipher(tree, id) else {
         return target.to_vec();
     };
     let stored = cipher.encrypt(target, block - 3).unwrap_or_default();
@@ -274,10 +241,10 @@ pub(crate) fn add_contexts(
     } else {
         os_random(&mut seed).map_err(|error| error.to_string())?;
     }
-    tree.encryption_mut().seed = seed;
+    tree.keys.seed = seed;
     for index in 0..tree.nodes().len() as u32 {
         let id = NodeId(index);
-        let context = tree.encryption().and_then(|encryption| encryption.context(tree, id));
+        let context = context(tree, id);
         let mut set: XattrSet = match keep {
             true => tree.xattrs(tree.node(id)).clone(),
             false => Vec::new(),

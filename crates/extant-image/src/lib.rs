@@ -21,6 +21,7 @@ mod build;
 pub mod disk;
 pub mod encrypt;
 pub mod geometry;
+mod keys;
 pub mod options;
 pub mod output;
 pub mod plan;

@@ -33,7 +33,7 @@ use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 
-use crate::encrypt::Encryption;
+use crate::keys::Keys;
 
 /// Index of a node of one [`Tree`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -470,7 +470,7 @@ impl TreeBuilder {
             xattr_sets: self.xattr_sets,
             runs: self.runs,
             dirs: ranges,
-            encryption: None,
+            keys: Keys::default(),
         };
         for node in &tree.nodes[1..] {
             if node.kind == Kind::Dir && node.name_count != 1 {
@@ -601,7 +601,7 @@ pub struct Tree {
     /// Directories in walk order, each with the range of its entries.
     dirs: Vec<(u32, Range<u32>)>,
     /// Keys of what is to be encrypted.
-    encryption: Option<Box<Encryption>>,
+    pub(crate) keys: Keys,
 }
 
 impl Tree {
@@ -694,15 +694,7 @@ impl Tree {
 
     /// Returns whether something is to be encrypted.
     pub fn is_encrypted(&self) -> bool {
-        self.encryption.is_some()
-    }
-
-    pub(crate) fn encryption(&self) -> Option<&Encryption> {
-        self.encryption.as_deref()
-    }
-
-    pub(crate) fn encryption_mut(&mut self) -> &mut Encryption {
-        self.encryption.get_or_insert_default()
+        !self.keys.list.is_empty()
     }
 
     /// Gives a node a set of attributes of its own.

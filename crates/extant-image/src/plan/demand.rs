@@ -177,7 +177,7 @@ impl Demand {
             if node.key != 0 && !self.encrypt {
                 return fail("encrypted files need the encrypt feature (-O encrypt)".into());
             }
-            if node.key != 0 && tree.encryption().is_none_or(|keys| !keys.has(node.key)) {
+            if node.key != 0 && tree.keys.get(node.key).is_none() {
                 return fail(format!("there is no key number {}", node.key));
             }
             if node.key != 0 && node.sealed {

@@ -9,7 +9,7 @@ use extant_format::htree::{HtreeFault, HtreePlan, IndexLayout, IndexOptions, Pla
 use extant_format::inode::InodeFlags;
 use rustc_hash::FxHashMap;
 
-use crate::encrypt::stored_name;
+use crate::encrypt::{names_cipher, stored_name};
 use crate::plan::InoMap;
 use crate::tree::{Entry, Kind, NodeId, Tree};
 
@@ -65,7 +65,7 @@ impl DirCoder {
         is_lost_found: bool,
     ) -> Result<DirShape<'t>, HtreeFault> {
         let entries = tree.children(dir);
-        let cipher = tree.encryption().and_then(|encryption| encryption.names(tree, dir));
+        let cipher = names_cipher(tree, dir);
         let stored: Vec<Box<[u8]>> = match &cipher {
             Some(cipher) => entries.iter().map(|e| stored_name(cipher, tree.name(e))).collect(),
             None => Vec::new(),

@@ -6,7 +6,7 @@ use extant_format::extent::{self, ExtentFault};
 use extant_format::htree::HtreeFault;
 use extant_format::indirect::{self, IndirectFault};
 
-use crate::encrypt::stored_target;
+use crate::encrypt::{contents_cipher, stored_target};
 use crate::plan::{Object, Own, Piece};
 use crate::source::ContentReader;
 use crate::tree::{Kind, NodeId};
@@ -190,7 +190,7 @@ impl<'i> Worker<'i> {
         let image = self.image;
         if self.cipher.as_ref().is_none_or(|(of, _)| *of != id) {
             let log2 = image.plan.layout.geometry.block_size.log2();
-            let cipher = image.tree.encryption().and_then(|all| all.contents(image.tree, id, log2));
+            let cipher = contents_cipher(image.tree, id, log2);
             let cipher = cipher.ok_or_else(|| WriteError::encode("contents", "there is no key"))?;
             self.cipher = Some((id, cipher));
         }

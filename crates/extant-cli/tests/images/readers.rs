@@ -2,8 +2,7 @@
 
 use std::fs;
 
-mod support;
-
+use crate::support;
 use support::kernel::{Mounted, clean};
 use support::{Place, is_root, text, tool};
 

@@ -6,8 +6,7 @@ use std::os::unix::fs::{FileExt, symlink};
 use std::path::Path;
 use std::process::Command;
 
-mod support;
-
+use crate::support;
 use support::kernel::{Mounted, clean};
 use support::{Place, is_root, tool};
 

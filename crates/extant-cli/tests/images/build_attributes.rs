@@ -4,8 +4,7 @@
 use std::fs;
 use std::process::Command;
 
-mod support;
-
+use crate::support;
 use support::kernel::{Mounted, clean, made};
 use support::mounts::mounts;
 use support::{Place, is_root, tool};

@@ -4,8 +4,7 @@
 use std::fs;
 use std::path::Path;
 
-mod support;
-
+use crate::support;
 use support::Place;
 use support::kernel::{Mounted, clean};
 use support::mounts::mounts;
