@@ -32,7 +32,7 @@ use crate::target::{Target, TargetSet, Verity, epoch};
 use crate::text::escape;
 
 /// The end of `--help`, before the exit codes.
-pub(crate) const EXAMPLES: &str = "Examples:\n  extant build root.img --from rootfs/ --size auto+20% --owner 0:0\n  extant build root.img --from rootfs.tar.zst --profile microvm\n  extant build root.img --from docker://debian:12 --size 4G\n  extant build root.img --from oci:layout:v1 --platform linux/arm64\n  extant build root.img --from saved.tar --from overlay/ --add init:/sbin/init:755\n  SOURCE_DATE_EPOCH=0 extant build root.img --from rootfs/\n  extant build disk.img --from rootfs/ --gpt --esp boot/ --verity\n  extant build disk.img --from rootfs/ --partition 2\n  extant build new.img --base old.img --from rootfs/\n  extant build root.img --from rootfs/ --plan\n";
+pub(crate) const EXAMPLES: &str = "Examples:\n  extant build root.img --from rootfs/ --size auto+20% --owner 0:0\n  extant build root.img --from rootfs.tar.zst --profile microvm\n  extant build root.img --from docker://debian:12 --size 4G\n  extant build root.img --from oci:layout:v1 --platform linux/arm64\n  extant build root.img --from saved.tar --from overlay/ --add init:/sbin/init:755\n  SOURCE_DATE_EPOCH=0 extant build root.img --from rootfs/\n  extant build disk.img --from rootfs/ --gpt --esp boot/ --verity\n  extant build disk.img --from rootfs/ --partition 2\n  extant build new.img --base old.img --from rootfs/\n  extant build boot.img --from boot/ --for grub\n  extant build user.img --from rootfs/ --encrypt /home=key\n  extant build root.img --from rootfs/ --plan\n";
 
 /// Build an image from directories, tar archives and container images
 ///
