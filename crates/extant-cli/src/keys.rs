@@ -41,7 +41,11 @@ impl Eq for Keys {}
 impl KeyArgs {
     /// Reads the keys.
     pub(crate) fn read(&self) -> Result<Keys> {
-        self.key_files.iter().map(|given| read(given)).collect::<Result<_>>().map(Keys)
+        self.key_files
+            .iter()
+            .map(|given| read("--key-file", given))
+            .collect::<Result<_>>()
+            .map(Keys)
     }
 
     /// Reads the keys, and opens with them.
@@ -70,7 +74,8 @@ impl Keys {
     }
 }
 
-fn read(given: &Path) -> Result<(Option<KeySpec>, MasterKey)> {
+/// Reads one key, and the name that was given for it.
+pub(crate) fn read(option: &str, given: &Path) -> Result<(Option<KeySpec>, MasterKey)> {
     let named = given.to_str().and_then(|text| text.split_once('=')).and_then(|(name, file)| {
         let name: KeySpec = name.parse().ok()?;
         matches!(name, KeySpec::Descriptor(_)).then(|| (name, Path::new(file)))
@@ -80,7 +85,7 @@ fn read(given: &Path) -> Result<(Option<KeySpec>, MasterKey)> {
         None => (None, given),
     };
     let failed =
-        |why: String| Failure::new(Exit::Usage, format!("--key-file {}: {why}", file.display()));
+        |why: String| Failure::new(Exit::Usage, format!("{option} {}: {why}", file.display()));
     let mut bytes = Vec::new();
     let opened = std::fs::File::open(file).map_err(|error| failed(error.to_string()))?;
     opened

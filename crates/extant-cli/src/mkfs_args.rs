@@ -5,9 +5,11 @@ use clap::Args;
 use extant_base::BlockSize;
 use extant_image::options::{FastCommitSize, JournalOption, MkfsOptions};
 use extant_image::profile::Profile;
+use extant_image::readers::{Reader, Trouble};
 use uuid::Uuid;
 
 use crate::exit::{Exit, Failure, Result};
+use crate::output::complain;
 use crate::size::{Amount, parse_amount};
 
 const HEADING: &str = "File system (as mke2fs)";
@@ -16,9 +18,14 @@ const HEADING: &str = "File system (as mke2fs)";
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = HEADING)]
 pub(crate) struct MkfsSet {
-    /// Defaults to begin with: default (mke2fs 1.47.4), debian12, ext3, ext2, microvm
-    #[arg(long, short = 't', value_name = "NAME", default_value = "default")]
-    profile: Profile,
+    /// Defaults to begin with: default (mke2fs 1.47.4, if not given), debian12, ext3, ext2, microvm
+    #[arg(long, short = 't', value_name = "NAME")]
+    profile: Option<Profile>,
+    /// What is to read the file system: grub, grub-2.12, u-boot, firecracker, linux-4.14 or another
+    /// version; several with commas. Features of the profile that it does not know are left out, and those that
+    /// are asked for are errors, or named if it can read the rest
+    #[arg(long = "for", value_name = "READER", value_delimiter = ',')]
+    readers: Vec<Reader>,
     /// Features on, or with ^ off: extent,^has_journal
     #[arg(short = 'O', long, value_name = "LIST", allow_hyphen_values = true)]
     features: Vec<String>,
@@ -114,13 +121,26 @@ fn parse_owner(text: &str) -> Result<(u32, u32), String> {
     Ok((owner.uid, owner.gid))
 }
 
+/// Names what readers make of features that were asked for, where they read the file system all the same.
+pub(crate) fn warn_of_readers(options: &MkfsOptions) {
+    for conflict in options.conflicts() {
+        if conflict.trouble != Trouble::NotRead {
+            complain(&format!("note: {conflict}"));
+        }
+    }
+}
+
 impl MkfsSet {
     /// The options as the builder takes them.
     ///
     /// Named options win over their spelling in `-E`.
     pub(crate) fn options(&self) -> Result<MkfsOptions> {
         let usage = |error: &dyn std::fmt::Display| Failure::usage(error.to_string());
-        let mut options = MkfsOptions::new(self.profile);
+        // Its guests are as small as it makes them.
+        let is_small = self.readers.contains(&Reader::Firecracker);
+        let usual = if is_small { Profile::Microvm } else { Profile::Default };
+        let mut options = MkfsOptions::new(self.profile.unwrap_or(usual));
+        options.readers.clone_from(&self.readers);
         for list in &self.extended {
             options.apply_extended(list).map_err(|error| usage(&error))?;
         }

@@ -10,7 +10,7 @@ use extant_block::{BlockDevice, FileDevice, WindowDevice, partition};
 use extant_image::output::{Existing, Output, OutputError, existing, refuse_if_in_use};
 use extant_image::plan::{Plan, PlanSummary};
 use extant_image::signature::recognise_device;
-use extant_image::source::Contents;
+use extant_image::source::{Contents, Lost};
 use extant_image::tree::Tree;
 use extant_image::verity::{self, Layout};
 use extant_image::write::{WriteOptions, write_bytes, write_image};
@@ -21,7 +21,7 @@ use crate::disk::{Disk, Made};
 use crate::exit::{Exit, Failure, Result};
 use crate::fault::io_exit;
 use crate::interrupt;
-use crate::output::{Out, put_bytes};
+use crate::output::{Out, complain, put_bytes};
 use crate::progress::Bar;
 use crate::size::parse_bytes;
 use crate::text::{counted, escape, human_bytes};
@@ -59,6 +59,7 @@ pub(crate) struct Target {
     set: TargetSet,
     verity: Option<Verity>,
     disk: Option<Disk>,
+    lost: Lost,
 }
 
 /// Where the hash tree of dm-verity goes.
@@ -152,7 +153,14 @@ impl TargetSet {
         if plain && !self.force && !self.plan {
             refuse_if_in_use(&path)?;
         }
-        Ok(Target { path, kind, set: self.clone(), verity: None, disk: None })
+        Ok(Target {
+            path,
+            kind,
+            set: self.clone(),
+            verity: None,
+            disk: None,
+            lost: Lost::default(),
+        })
     }
 
     fn window(&self, path: &Path) -> Result<WindowDevice<FileDevice>> {
@@ -212,6 +220,11 @@ impl Target {
         }
         self.verity = verity;
         Ok(())
+    }
+
+    /// Tells, when the image is there, which attributes of its sources it does not have.
+    pub(crate) fn tell_lost(&mut self, lost: Lost) {
+        self.lost = lost;
     }
 
     /// Makes a whole disk.
@@ -521,7 +534,13 @@ impl Target {
             if let Some(disk) = &done.disk {
                 object.insert("disk".into(), disk.json());
             }
+            if !self.lost.is_empty() {
+                object.insert("lost".into(), lost_json(&self.lost));
+            }
             return Ok(Out::new().json_pretty(&Value::Object(object))?);
+        }
+        if !self.set.quiet {
+            self.complain_of_lost();
         }
         let mut text = summary_text(plan, summary);
         if let Some(kept) = summary.kept_blocks {
@@ -556,6 +575,18 @@ impl Target {
         Ok(())
     }
 
+    /// Names what was lost, one line for each kind.
+    fn complain_of_lost(&self) {
+        for (what, kind) in self.lost.kinds() {
+            let example = escape(&kind.example);
+            let place = if example.is_empty() { "the root" } else { &example };
+            complain(&format!("not kept: {what}, of {}: {place}", counted(kind.files, "file")));
+        }
+        if self.lost.unnamed() > 0 {
+            complain(&format!("not kept: {} attributes of other kinds", self.lost.unnamed()));
+        }
+    }
+
     fn verity_json(&self, summary: &PlanSummary, sealed: Option<&Sealed>) -> Value {
         let layout = Layout::of(summary.size_bytes);
         let mut object = Map::new();
@@ -572,6 +603,22 @@ impl Target {
         }
         Value::Object(object)
     }
+}
+
+/// What was lost, as documented in docs/json.md.
+fn lost_json(lost: &Lost) -> Value {
+    let kinds = lost.kinds().map(|(what, kind)| {
+        let mut object = Map::new();
+        object.insert("what".into(), what.into());
+        object.insert("files".into(), kind.files.into());
+        put_bytes(&mut object, "example", &kind.example);
+        Value::Object(object)
+    });
+    let mut list: Vec<Value> = kinds.collect();
+    if lost.unnamed() > 0 {
+        list.push(json!({ "what": "other kinds", "files": lost.unnamed() }));
+    }
+    Value::Array(list)
 }
 
 /// Bytes behind an image up to whole blocks of hashes.

@@ -43,6 +43,7 @@ pub mod dir;
 pub mod error;
 pub mod extent;
 pub mod features;
+pub mod fold;
 pub mod group;
 pub mod hash;
 pub mod htree;

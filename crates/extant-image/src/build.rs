@@ -14,9 +14,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use extant_block::{BlockDevice, OpenError};
+use extant_crypt::MasterKey;
 use extant_sync::{Clock, SystemClock, threads};
 
+use crate::attributes::{fold_case, settle};
 use crate::base::{Base, BaseError, BaseImage};
+use crate::encrypt::{EncryptError, check_links, encrypt};
 use crate::options::MkfsOptions;
 use crate::output::{Existing, Output, OutputError, existing, refuse_if_in_use};
 use crate::plan::{
@@ -24,8 +27,8 @@ use crate::plan::{
 };
 use crate::source::dir::ScanOptions;
 use crate::source::{
-    Addition, ContainerImage, Layered, NoContents, Origin, Platform, RegistryAccess, Scanned,
-    Skipped, SourceError, Sources, container_image,
+    Addition, ContainerImage, Fakeroot, Layered, Lost, NoContents, Origin, Platform,
+    RegistryAccess, Scanned, Skipped, SourceError, Sources, container_image,
 };
 use crate::transform::{IdMap, Owner, Transform, TransformError};
 use crate::tree::{Kind, Node, Time, Tree};
@@ -50,10 +53,13 @@ pub struct Build<'a> {
     size: SizeSpec,
     transform: Transform,
     fs_verity: bool,
+    encrypted: Vec<(Vec<u8>, MasterKey)>,
+    folded: Vec<Vec<u8>>,
     base: Option<&'a dyn BaseImage>,
     threads: usize,
     ignore_unreadable: bool,
     one_file_system: bool,
+    fakeroot: Option<Fakeroot>,
     overwrite: bool,
     take_containers: bool,
     progress: &'a dyn Progress,
@@ -69,6 +75,8 @@ pub struct Built {
     pub uuid: [u8; 16],
     /// Files left out because [`Build::ignore_unreadable`] allowed it.
     pub skipped: Skipped,
+    /// Attributes of the sources that the image does not have.
+    pub lost: Lost,
     /// The configuration of the container image among the sources, JSON as stored.
     pub image_config: Option<Vec<u8>>,
 }
@@ -83,6 +91,13 @@ pub enum BuildError {
     Container(ContainerImage),
     /// An owner has no place in the maps.
     Transform(TransformError),
+    /// A directory that is to fold case is not in the sources.
+    NoDirectory {
+        /// As given.
+        path: String,
+    },
+    /// A directory cannot be encrypted.
+    Encrypt(EncryptError),
     /// The base cannot be read.
     Base(BaseError),
     /// The options contradict each other, or the contents do not fit.
@@ -108,6 +123,10 @@ impl fmt::Display for BuildError {
                 write!(f, "the source is {}: give it to Build::from_source", layout.name())
             }
             Self::Transform(error) => error.fmt(f),
+            Self::NoDirectory { path } => {
+                write!(f, "there is no directory \"{path}\" in the sources")
+            }
+            Self::Encrypt(error) => error.fmt(f),
             Self::Base(error) => error.fmt(f),
             Self::Plan(error) => error.fmt(f),
             Self::Output(error) => error.fmt(f),
@@ -124,11 +143,12 @@ impl std::error::Error for BuildError {
         match self {
             Self::Source(error) => error.source(),
             Self::Transform(error) => error.source(),
+            Self::Encrypt(error) => error.source(),
             Self::Base(error) => error.source(),
             Self::Plan(error) => error.source(),
             Self::Output(error) => error.source(),
             Self::Write(error) => error.source(),
-            Self::Container(_) | Self::TooSmall { .. } => None,
+            Self::Container(_) | Self::NoDirectory { .. } | Self::TooSmall { .. } => None,
         }
     }
 }
@@ -146,6 +166,7 @@ macro_rules! from_errors {
 from_errors!(
     Source(SourceError),
     Transform(TransformError),
+    Encrypt(EncryptError),
     Base(BaseError),
     Plan(PlanError),
     Output(OutputError),
@@ -166,10 +187,13 @@ impl<'a> Build<'a> {
             size: SizeSpec::Auto(Headroom::None),
             transform: Transform { rootless: true, ..Transform::default() },
             fs_verity: false,
+            encrypted: Vec::new(),
+            folded: Vec::new(),
             base: None,
             threads: threads::available(),
             ignore_unreadable: false,
             one_file_system: false,
+            fakeroot: None,
             overwrite: false,
             take_containers: false,
             progress: &NoProgress,
@@ -290,6 +314,21 @@ impl<'a> Build<'a> {
         self
     }
 
+    /// Lets the directory `path` of the image and all directories below it find names whatever their case; two names that
+    /// are one then end the build. The file system gets the feature `casefold`.
+    pub fn fold_case(mut self, path: impl AsRef<[u8]>) -> Build<'a> {
+        self.folded.push(path.as_ref().to_vec());
+        self
+    }
+
+    /// Encrypts the directory `path` of the image and everything below it with `key` (fscrypt, policy version 2,
+    /// AES-256-XTS and CTS). The file system gets the feature `encrypt`. What a [reproducible](Self::reproducible) build
+    /// gives away, [`encrypt`](crate::encrypt) says.
+    pub fn encrypt(mut self, path: impl AsRef<[u8]>, key: MasterKey) -> Build<'a> {
+        self.encrypted.push((path.as_ref().to_vec(), key));
+        self
+    }
+
     /// Lays the image out over an older one: what did not change keeps its blocks, so that few blocks differ. See
     /// [`plan_onto`](crate::plan::plan_onto).
     pub fn base(mut self, image: &'a dyn BaseImage) -> Build<'a> {
@@ -312,6 +351,13 @@ impl<'a> Build<'a> {
     /// Sets whether other file systems that are mounted inside the source are left out.
     pub fn one_file_system(mut self, stay: bool) -> Build<'a> {
         self.one_file_system = stay;
+        self
+    }
+
+    /// Sets owners, permissions and devices to those that fakeroot showed: the state that `fakeroot -s` saved. Files
+    /// that are not in it belong to root.
+    pub fn fakeroot(mut self, state: Fakeroot) -> Build<'a> {
+        self.fakeroot = Some(state);
         self
     }
 
@@ -371,7 +417,7 @@ impl<'a> Build<'a> {
         let zeroed = output.is_zeroed();
         self.fill(&plan, &mut scanned, output.device(), zeroed)?;
         output.commit()?;
-        Ok(Built::of(&plan, scanned.skipped, config))
+        Ok(Built::of(&plan, scanned, config))
     }
 
     /// Makes the image on `device`, for example in memory, and makes it durable. `is_zeroed` says that every byte of
@@ -393,7 +439,7 @@ impl<'a> Build<'a> {
             return Err(BuildError::TooSmall { device_bytes, image_bytes });
         }
         self.fill(&plan, &mut scanned, device, is_zeroed)?;
-        Ok(Built::of(&plan, scanned.skipped, config))
+        Ok(Built::of(&plan, scanned, config))
     }
 
     /// Computes what [`write_to`](Self::write_to) would make, and writes nothing.
@@ -423,6 +469,19 @@ impl<'a> Build<'a> {
             tree.seal_all();
             mkfs = mkfs.with_features("verity").expect("the name of a feature");
         }
+        for path in &self.folded {
+            if !fold_case(tree, path) {
+                let path = path.escape_ascii().to_string();
+                return Err(BuildError::NoDirectory { path });
+            }
+            mkfs = mkfs.with_features("casefold").expect("the name of a feature");
+        }
+        for (path, key) in &self.encrypted {
+            encrypt(tree, path, key)?;
+            mkfs = mkfs.with_features("encrypt").expect("the name of a feature");
+        }
+        check_links(tree)?;
+        settle(tree, &mkfs.requested_features(), &mut layered.scanned.lost);
         let options =
             BuildOptions { mkfs, size: self.size, reproducible: self.transform.epoch.is_some() };
         let plan = match self.base {
@@ -441,7 +500,8 @@ impl<'a> Build<'a> {
             (root.mtime, root.atime, root.ctime) = (now, now, now);
             let skipped = Skipped::default();
             let contents = Box::new(NoContents);
-            let scanned = Scanned { tree: Tree::empty(root), contents, skipped };
+            let lost = Lost::default();
+            let scanned = Scanned { tree: Tree::empty(root), contents, skipped, lost };
             return Ok(Layered { scanned, config: None });
         }
         let options = ScanOptions {
@@ -449,6 +509,7 @@ impl<'a> Build<'a> {
             ignore_unreadable: self.ignore_unreadable,
             one_file_system: self.one_file_system,
             exclude_inode: own,
+            fakeroot: self.fakeroot.clone(),
         };
         // Packed data is unpacked beside the image, where there must be space for it.
         let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty());
@@ -477,8 +538,9 @@ impl<'a> Build<'a> {
 }
 
 impl Built {
-    fn of(plan: &Plan, skipped: Skipped, image_config: Option<Vec<u8>>) -> Built {
-        Built { summary: plan.summary(), uuid: plan.ids().uuid, skipped, image_config }
+    fn of(plan: &Plan, scanned: Scanned, image_config: Option<Vec<u8>>) -> Built {
+        let Scanned { skipped, lost, .. } = scanned;
+        Built { summary: plan.summary(), uuid: plan.ids().uuid, skipped, lost, image_config }
     }
 }
 

@@ -13,16 +13,20 @@
 //!
 //! Above `extant-format` and `extant-block`; below the command line. This crate never mounts an
 //! image: it plans the whole image, then streams it (see `plan` and `write`).
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+pub mod attributes;
 pub mod base;
 mod build;
 pub mod disk;
+pub mod encrypt;
 pub mod geometry;
+mod keys;
 pub mod options;
 pub mod output;
 pub mod plan;
 pub mod profile;
+pub mod readers;
 pub mod signature;
 pub mod source;
 mod superblock_template;
@@ -33,3 +37,4 @@ pub mod write;
 
 pub use build::{Build, BuildError, Built};
 pub use extant_block::{BlockDevice, MemoryDevice};
+pub use extant_crypt::MasterKey;

@@ -18,6 +18,7 @@ pub use features::{FeatureEdit, FeatureEdits, FeatureNameError, is_buildable};
 pub use validate::OptionError;
 
 use crate::profile::Profile;
+use crate::readers::{Conflict, Reader};
 
 /// Size of the internal journal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -87,6 +88,8 @@ impl QuotaTypes {
 pub struct MkfsOptions {
     /// Defaults that the other fields edit.
     pub profile: Profile,
+    /// Programs that are to read the file system: features of the profile that one of them does not know are left out.
+    pub readers: Vec<Reader>,
     /// `-O`: features added to and taken from the profile's.
     pub features: FeatureEdits,
     /// `-b`; `None`: by size class, 1 KiB below 512 MiB, else 4 KiB.
@@ -178,6 +181,7 @@ impl MkfsOptions {
     pub fn new(profile: Profile) -> MkfsOptions {
         MkfsOptions {
             profile,
+            readers: Vec::new(),
             features: FeatureEdits::default(),
             block_size: None,
             cluster_bytes: None,
@@ -255,11 +259,51 @@ impl MkfsOptions {
         if self.quota.is_some_and(|types| types.project) {
             set.insert(Feature::PROJECT);
         }
+        self.leave_out(&mut set);
         // Both say how descriptors are checked; the stronger one wins, as in mke2fs.
         if set.has(Feature::METADATA_CSUM) {
             set.remove(Feature::GDT_CSUM);
         }
         set
+    }
+
+    /// Takes from `set` what a reader does not know and nobody asked for, and what needs that.
+    fn leave_out(&self, set: &mut Features) {
+        let had_checksums = set.has(Feature::METADATA_CSUM);
+        let knows = |feature| self.readers.iter().all(|reader| reader.trouble(feature).is_none());
+        for feature in set.iter().filter(|feature| !knows(*feature) && !self.asks_for(*feature)) {
+            set.remove(feature);
+        }
+        if self.readers.is_empty() {
+            return;
+        }
+        if had_checksums && !set.has(Feature::METADATA_CSUM) && knows(Feature::GDT_CSUM) {
+            set.insert(Feature::GDT_CSUM);
+        }
+        for (feature, needs) in validate::NEEDS {
+            if !set.has(needs) && !knows(needs) && !self.asks_for(feature) {
+                set.remove(feature);
+            }
+        }
+    }
+
+    /// Returns whether the options name `feature`, or something that is nothing without it.
+    fn asks_for(&self, feature: Feature) -> bool {
+        let sized = matches!(self.journal, JournalOption::Bytes(_) | JournalOption::Blocks(_));
+        let by_option = match feature {
+            Feature::HAS_JOURNAL => sized,
+            Feature::RESIZE_INODE => self.resize_limit_blocks.is_some(),
+            Feature::CASEFOLD => self.encoding.is_some(),
+            Feature::PROJECT => self.quota.is_some_and(|types| types.project),
+            _ => false,
+        };
+        by_option || self.features.adds(feature)
+    }
+
+    /// Features that were asked for and that one of the [`readers`](Self::readers) does not know.
+    pub fn conflicts(&self) -> Vec<Conflict> {
+        let features = self.requested_features();
+        self.readers.iter().flat_map(|reader| reader.conflicts(&features)).collect()
     }
 
     /// The quota files to make; none without the `quota` feature.

@@ -33,6 +33,8 @@ use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 
+use crate::keys::Keys;
+
 /// Index of a node of one [`Tree`].
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct NodeId(pub u32);
@@ -136,6 +138,12 @@ pub struct Node {
     pub xattrs: XattrSetId,
     /// Place of the contents in the source, in its own terms.
     pub locator: u64,
+    /// Flags as `chattr` has them, in the numbers of `FS_IOC_GETFLAGS`; files and directories only.
+    pub flags: u32,
+    /// Project id, for quotas of directory trees; 0 for none.
+    pub project: u32,
+    /// Number of the key that the node is encrypted with; 0 for none. See [`encrypt`](crate::encrypt).
+    pub key: u16,
     /// Which of several sources has the contents.
     pub source: u16,
     /// Whether the contents of a regular file are sealed by fs-verity.
@@ -168,6 +176,9 @@ impl Node {
             rdev: (0, 0),
             xattrs: XattrSetId::default(),
             locator: 0,
+            flags: 0,
+            project: 0,
+            key: 0,
             source: 0,
             sealed: false,
             target: ArenaRef::default(),
@@ -459,6 +470,7 @@ impl TreeBuilder {
             xattr_sets: self.xattr_sets,
             runs: self.runs,
             dirs: ranges,
+            keys: Keys::default(),
         };
         for node in &tree.nodes[1..] {
             if node.kind == Kind::Dir && node.name_count != 1 {
@@ -588,6 +600,8 @@ pub struct Tree {
     runs: Vec<Vec<DataRun>>,
     /// Directories in walk order, each with the range of its entries.
     dirs: Vec<(u32, Range<u32>)>,
+    /// Keys of what is to be encrypted.
+    pub(crate) keys: Keys,
 }
 
 impl Tree {
@@ -660,6 +674,33 @@ impl Tree {
     /// Changes attributes of every node: owner maps, time clamps.
     pub fn for_each_node_mut(&mut self, mut change: impl FnMut(&mut Node)) {
         self.nodes.iter_mut().for_each(&mut change);
+    }
+
+    /// The directory `path`; slashes at the beginning and end do not count.
+    pub(crate) fn find_dir(&self, path: &[u8]) -> Option<NodeId> {
+        let mut at = NodeId::ROOT;
+        for name in path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()) {
+            let children = self.children(at);
+            let found = children.binary_search_by(|entry| self.name(entry).cmp(name)).ok()?;
+            at = children.get(found)?.node;
+        }
+        (self.node(at).kind == Kind::Dir).then_some(at)
+    }
+
+    /// One node, to be changed.
+    pub(crate) fn node_mut(&mut self, id: NodeId) -> &mut Node {
+        &mut self.nodes[id.index()]
+    }
+
+    /// Returns whether something is to be encrypted.
+    pub fn is_encrypted(&self) -> bool {
+        !self.keys.list.is_empty()
+    }
+
+    /// Gives a node a set of attributes of its own.
+    pub(crate) fn set_xattrs(&mut self, id: NodeId, set: XattrSet) {
+        self.nodes[id.index()].xattrs = XattrSetId(self.xattr_sets.len() as u32);
+        self.xattr_sets.push(set);
     }
 
     /// Marks every regular file as sealed by fs-verity.

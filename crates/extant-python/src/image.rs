@@ -64,8 +64,8 @@ fn host(path: Vec<u8>) -> PathBuf {
     PathBuf::from(OsString::from_vec(path))
 }
 
-/// `(image bytes, files, data bytes, skipped, uuid)`.
-type Built = (u64, u64, u64, u64, Vec<u8>);
+/// `(image bytes, files, data bytes, skipped, uuid, lost)`; what is lost as `(what, files, example)`.
+type Built = (u64, u64, u64, u64, Vec<u8>, Vec<(String, u64, Vec<u8>)>);
 
 /// Builds an image of a directory or archive; of nothing without a source.
 #[pyfunction]
@@ -175,7 +175,13 @@ pub(crate) fn build(
     let built = built.map_err(|error| build_failed(&error))?;
     let summary = built.summary;
     let uuid = built.uuid.to_vec();
-    Ok((summary.size_bytes, summary.files, summary.data_bytes, built.skipped.count, uuid))
+    let kinds = built.lost.kinds();
+    let mut lost: Vec<_> =
+        kinds.map(|(what, kind)| (what.to_owned(), kind.files, kind.example.clone())).collect();
+    if built.lost.unnamed() > 0 {
+        lost.push(("other kinds".to_owned(), built.lost.unnamed(), Vec::new()));
+    }
+    Ok((summary.size_bytes, summary.files, summary.data_bytes, built.skipped.count, uuid, lost))
 }
 
 /// `(problems as (code, text), how many more, inodes, directories, blocks)`.

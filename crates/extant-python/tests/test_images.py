@@ -31,7 +31,7 @@ def test_a_directory_becomes_an_image_and_progress_is_told(tree, tmp_path):
     built = extant.build(
         tree, tmp_path / "a.img", free_bytes=8 * MIB, owner=(0, 0), label="x", progress=lambda *seen: told.append(seen)
     )
-    assert built.size == (tmp_path / "a.img").stat().st_size and built.skipped == 0
+    assert built.size == (tmp_path / "a.img").stat().st_size and built.skipped == 0 and built.lost == []
     assert told and told[-1][0] >= 32 * MIB and all(done <= total for done, total in told)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
     report = extant.check(tmp_path / "a.img")

@@ -1,82 +1,17 @@
 //! Comparison of names in case-folding directories.
 //!
-//! Two names are equal when their folded forms are: canonical decomposition, full case folding,
-//! decomposition again, and without the code points that Unicode calls default-ignorable. A name
+//! Two names are equal when their folded forms are (`extant_format::fold`). A name
 //! that is not UTF-8 equals only itself, byte for byte (unless the file system is `strict`, where
 //! it cannot exist).
 //!
-//! The tables are those of the `unicode-normalization` and `caseless` crates. The kernel's are of
-//! Unicode 12.1; both agree on every code point assigned there, because normalisation and folding
-//! of assigned code points are stable by Unicode's own policy.
-//!
-//! # Source
-//!
-//! Linux `Documentation/filesystems/ext4/overview.rst`, "Case-insensitive file name lookups" (in
-//! `Documentation/admin-guide/ext4.rst`); Unicode Standard, section 3.13, D145.
+//! In a build without the tables of Unicode, images with case folding are not opened, and a stray flag of a directory is
+//! damage.
 
 use std::sync::Arc;
 
-#[cfg(feature = "casefold")]
-use caseless::Caseless;
 use extant_crypt::NamesCipher;
+use extant_format::fold::fold_name;
 use extant_format::hash::NameHash;
-#[cfg(feature = "casefold")]
-use unicode_normalization::UnicodeNormalization;
-
-/// Returns the folded form of `name`; `None` when it is not UTF-8.
-///
-/// The hash of an entry in an indexed case-folding directory is that of the folded form, or of the
-/// name itself if it has none.
-///
-/// ```
-/// use extant::fold_name;
-/// assert_eq!(fold_name(b"README").as_deref(), Some(&b"readme"[..]));
-/// assert_eq!(fold_name("Stra\u{df}e".as_bytes()), fold_name(b"STRASSE"));
-/// assert_eq!(fold_name(b"\xff"), None);
-/// ```
-#[cfg(feature = "casefold")]
-pub fn fold_name(name: &[u8]) -> Option<Vec<u8>> {
-    if name.is_ascii() {
-        return Some(name.to_ascii_lowercase());
-    }
-    let name = std::str::from_utf8(name).ok()?;
-    let mut folded = String::with_capacity(name.len());
-    folded.extend(name.nfd().default_case_fold().nfd().filter(|c| !is_ignorable(*c)));
-    Some(folded.into_bytes())
-}
-
-/// Folds ASCII names only, in a build without the tables of Unicode: images with case folding are
-/// not opened there, and a stray flag of a directory is damage.
-#[cfg(not(feature = "casefold"))]
-fn fold_name(name: &[u8]) -> Option<Vec<u8>> {
-    name.is_ascii().then(|| name.to_ascii_lowercase())
-}
-
-/// Default-ignorable code points (Unicode `DerivedCoreProperties.txt`,
-/// `Default_Ignorable_Code_Point`).
-#[cfg(feature = "casefold")]
-fn is_ignorable(c: char) -> bool {
-    matches!(
-        u32::from(c),
-        0x00ad
-            | 0x034f
-            | 0x061c
-            | 0x115f..=0x1160
-            | 0x17b4..=0x17b5
-            | 0x180b..=0x180e
-            | 0x200b..=0x200f
-            | 0x202a..=0x202e
-            | 0x2060..=0x206f
-            | 0x3164
-            | 0xfe00..=0xfe0f
-            | 0xfeff
-            | 0xffa0
-            | 0xfff0..=0xfff8
-            | 0x1bca0..=0x1bca3
-            | 0x1d173..=0x1d17a
-            | 0xe0000..=0xe0fff
-    )
-}
 
 /// A name to be looked up: its bytes and, in a case-folding directory, its folded form.
 pub(crate) struct Wanted<'a> {

@@ -155,13 +155,13 @@ pub use admin::Statfs;
 pub use alloc::AllocatorStats;
 pub use alloc::SpaceFor;
 pub use attempt::{Attempt, AttemptStats, WaitReason, WouldWait};
-#[cfg(feature = "casefold")]
-pub use casefold::fold_name;
 pub use crypt::KeyUse;
 pub use dir::{DirEntry, ReadDir};
 pub use error::{
     ErrorCode, Family, Fault, FsError, GrowRefused, MountError, MountErrorKind, PathPart, Result,
 };
+#[cfg(feature = "casefold")]
+pub use extant_format::fold::fold_name;
 pub use file::{
     AtomicUnits, Defragmented, DirectAlignment, DirectDone, DirectFile, DirectKind, DirectQueue,
     DirectRequest, Fallocate, FiemapExtent, MappedFile, Pieces, VerityOptions, WriteBy,

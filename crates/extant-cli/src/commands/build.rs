@@ -1,6 +1,6 @@
 //! `extant build`: an image from directories, archives and container images.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal;
 use std::num::NonZeroUsize;
 use std::os::unix::ffi::OsStrExt;
@@ -8,9 +8,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
+use extant_image::MasterKey;
+use extant_image::attributes::{fold_case, settle};
+use extant_image::encrypt::{EncryptError, check_links, encrypt};
 use extant_image::plan::{BuildOptions, Headroom, Plan, PlanError, SizeSpec, plan, plan_onto};
 use extant_image::source::dir::ScanOptions;
-use extant_image::source::{Addition, Layered, Origin, Platform, RegistryAccess, Skipped, Sources};
+use extant_image::source::{
+    Addition, Fakeroot, Layered, Origin, Platform, RegistryAccess, Skipped, Sources,
+};
 use extant_image::transform::{IdMap, OptionError, Owner, Transform, TransformError};
 use extant_image::tree::Tree;
 
@@ -19,14 +24,15 @@ use crate::disk::DiskSet;
 use crate::exit::{Exit, Failure, Result};
 use crate::fault::{io_exit, size_option};
 use crate::foreign;
-use crate::mkfs_args::MkfsSet;
+use crate::keys;
+use crate::mkfs_args::{MkfsSet, warn_of_readers};
 use crate::output::complain;
 use crate::size::{parse_build_size, parse_bytes};
 use crate::target::{Target, TargetSet, Verity, epoch};
 use crate::text::escape;
 
 /// The end of `--help`, before the exit codes.
-pub(crate) const EXAMPLES: &str = "Examples:\n  extant build root.img --from rootfs/ --size auto+20% --owner 0:0\n  extant build root.img --from rootfs.tar.zst --profile microvm\n  extant build root.img --from docker://debian:12 --size 4G\n  extant build root.img --from oci:layout:v1 --platform linux/arm64\n  extant build root.img --from saved.tar --from overlay/ --add init:/sbin/init:755\n  SOURCE_DATE_EPOCH=0 extant build root.img --from rootfs/\n  extant build disk.img --from rootfs/ --gpt --esp boot/ --verity\n  extant build disk.img --from rootfs/ --partition 2\n  extant build new.img --base old.img --from rootfs/\n  extant build root.img --from rootfs/ --plan\n";
+pub(crate) const EXAMPLES: &str = "Examples:\n  extant build root.img --from rootfs/ --size auto+20% --owner 0:0\n  extant build root.img --from rootfs.tar.zst --profile microvm\n  extant build root.img --from docker://debian:12 --size 4G\n  extant build root.img --from oci:layout:v1 --platform linux/arm64\n  extant build root.img --from saved.tar --from overlay/ --add init:/sbin/init:755\n  SOURCE_DATE_EPOCH=0 extant build root.img --from rootfs/\n  extant build disk.img --from rootfs/ --gpt --esp boot/ --verity\n  extant build disk.img --from rootfs/ --partition 2\n  extant build new.img --base old.img --from rootfs/\n  extant build boot.img --from boot/ --for grub\n  extant build user.img --from rootfs/ --encrypt /home=key\n  extant build root.img --from rootfs/ --plan\n";
 
 /// Build an image from directories, tar archives and container images
 ///
@@ -83,6 +89,13 @@ pub(crate) struct BuildArgs {
     /// can never change again, and every read is checked
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
     fs_verity: Option<Option<PathBuf>>,
+    /// Encrypt a directory of the image, and all below it, with the master key in FILE (as --key-file takes it): policy
+    /// version 2, AES-256. May be given several times
+    #[arg(long, value_name = "DIR=FILE")]
+    encrypt: Vec<OsString>,
+    /// A directory of the image, and all below it, finds names whatever their case. May be given several times
+    #[arg(long, value_name = "DIR")]
+    casefold: Vec<OsString>,
     /// Build over an older image: what did not change keeps its blocks and inodes, so that block deltas
     /// are small. UUID, hash seed and size are those of the base unless given; other options are to be as for it
     #[arg(long, value_name = "IMG")]
@@ -106,6 +119,10 @@ pub(crate) struct BuildArgs {
     /// Later times become this one: seconds since 1970. SOURCE_DATE_EPOCH if not given
     #[arg(long, value_name = "SECONDS", allow_hyphen_values = true, help_heading = "Source")]
     mtime_clamp: Option<String>,
+    /// Owners, modes and devices of directories are those that fakeroot showed: the state that `fakeroot -s FILE` saved.
+    /// Files that are not in it belong to root
+    #[arg(long, value_name = "FILE", help_heading = "Source")]
+    fakeroot: Option<PathBuf>,
     /// Leave out what cannot be read, and say how much that was
     #[arg(long, help_heading = "Source")]
     ignore_unreadable: bool,
@@ -137,6 +154,20 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
     if args.fs_verity.is_some() {
         mkfs = mkfs
             .with_features("verity")
+            .map_err(|error| Failure::caused(Exit::Usage, "", &error))?;
+    }
+    if !args.casefold.is_empty() {
+        mkfs = mkfs
+            .with_features("casefold")
+            .map_err(|error| Failure::caused(Exit::Usage, "", &error))?;
+    }
+    if !args.target.quiet {
+        warn_of_readers(&mkfs);
+    }
+    let encrypted = encrypted(&args.encrypt)?;
+    if !encrypted.is_empty() {
+        mkfs = mkfs
+            .with_features("encrypt")
             .map_err(|error| Failure::caused(Exit::Usage, "", &error))?;
     }
     if args.mkfs.wants_random_uuid() {
@@ -178,6 +209,18 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
         Some(None) => scanned.tree.seal_all(),
         None => {}
     }
+    for dir in &args.casefold {
+        if !fold_case(&mut scanned.tree, dir.as_bytes()) {
+            let dir = escape(dir.as_bytes());
+            let message = format!("--casefold: there is no directory \"{dir}\" in the sources");
+            return Err(Failure::new(Exit::NotFound, message));
+        }
+    }
+    for (dir, key) in &encrypted {
+        encrypt(&mut scanned.tree, dir, key).map_err(encryption)?;
+    }
+    check_links(&scanned.tree).map_err(encryption)?;
+    settle(&mut scanned.tree, &mkfs.requested_features(), &mut scanned.lost);
     let options = BuildOptions { mkfs, size, reproducible: epoch.is_some() };
     let over = match &args.base {
         Some(file) => Some(Arc::new(base::read(file, args.base_partition, &scanned.tree)?)),
@@ -206,6 +249,7 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
             _ => failure,
         }
     })?;
+    target.tell_lost(scanned.lost);
     let writes = !args.target.plan;
     let platform = platform(args, config.as_deref());
     let how = (args.target.threads(), target.sector_bytes()?);
@@ -218,6 +262,37 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
         })?;
     }
     Ok(report_skipped(&scanned.skipped))
+}
+
+/// Directories that are to be encrypted, with their keys.
+fn encrypted(given: &[OsString]) -> Result<Vec<(Vec<u8>, MasterKey)>> {
+    let one = |text: &OsString| {
+        let bytes = text.as_bytes();
+        let at = bytes.iter().position(|byte| *byte == b'=').ok_or_else(|| {
+            Failure::usage(format!("--encrypt {}: that is no DIR=FILE", escape(bytes))).hint(
+                "--encrypt /home=key encrypts /home of the image with the key in the file key",
+            )
+        })?;
+        let (dir, file) = bytes.split_at(at);
+        match keys::read("--encrypt", Path::new(OsStr::from_bytes(&file[1..])))? {
+            (None, key) => Ok((dir.to_vec(), key)),
+            (Some(_), _) => {
+                Err(Failure::usage("--encrypt: names of keys are of policies of version 1")
+                    .hint("give the file alone"))
+            }
+        }
+    };
+    given.iter().map(one).collect()
+}
+
+/// Returns what it means that a directory cannot be encrypted.
+fn encryption(error: EncryptError) -> Failure {
+    let exit = match error {
+        EncryptError::Key(_) => Exit::Usage,
+        EncryptError::NoDirectory { .. } => Exit::NotFound,
+        _ => Exit::Input,
+    };
+    Failure::caused(exit, "--encrypt", &error)
 }
 
 /// Seals the files whose paths are in a file, one on each line.
@@ -307,6 +382,12 @@ fn scan(args: &BuildArgs, sources: &Sources, target: &Target) -> Result<Layered>
         ignore_unreadable: args.ignore_unreadable,
         one_file_system: args.one_file_system,
         exclude_inode: target.identity(),
+        fakeroot: match &args.fakeroot {
+            Some(file) => Some(Fakeroot::read(file).map_err(|error| {
+                Failure::from(error).hint("fakeroot -s FILE PROGRAM saves one when PROGRAM ends")
+            })?),
+            None => None,
+        },
     };
     sources.scan(&options, &target.spool_dir()).map_err(|error| {
         let named = |from: &&OsString| {

@@ -10,7 +10,7 @@ use extant_sync::{Clock, SystemClock};
 
 use crate::commands::build::random_uuid;
 use crate::exit::{Exit, Failure, Result};
-use crate::mkfs_args::MkfsSet;
+use crate::mkfs_args::{MkfsSet, warn_of_readers};
 use crate::size::{Amount, parse_amount};
 use crate::target::{TargetSet, epoch};
 
@@ -56,6 +56,9 @@ pub(crate) fn run(args: &MkfsArgs) -> Result<Exit> {
     mkfs.created = mkfs.created.or(epoch);
     if args.mkfs.wants_random_uuid() {
         mkfs.uuid = Some(random_uuid()?);
+    }
+    if !args.target.quiet {
+        warn_of_readers(&mkfs);
     }
     let target = args.target.look_at(&args.image)?;
     let bytes = match args.size {

@@ -5,9 +5,13 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod build_attributes;
+mod build_encrypted;
+mod build_folded;
 mod contents;
 mod disk;
 mod holes;
 mod layers_out;
 mod newcomer;
+mod readers;
 mod sources;

@@ -5,6 +5,8 @@ use std::fmt;
 use extant_base::BlockSize;
 use extant_format::superblock::OLD_INODE_SIZE;
 
+use crate::readers::{Conflict, Trouble};
+
 use super::{Encoding, ErrorsPolicy, Feature, Features, HashVersion, MkfsOptions, is_buildable};
 
 /// Options that contradict each other or are out of range.
@@ -29,6 +31,11 @@ pub enum OptionError {
     NotBuildable {
         /// Which.
         feature: Feature,
+    },
+    /// A feature that was asked for, and that a reader cannot read.
+    NotRead {
+        /// Which of them.
+        conflict: Conflict,
     },
     /// An option without effect unless a feature is on.
     OptionNeeds {
@@ -78,6 +85,10 @@ impl fmt::Display for OptionError {
             Self::NotBuildable { feature } => {
                 write!(f, "feature {feature} cannot be given to a new file system by extant")
             }
+            Self::NotRead { conflict } => {
+                let Conflict { feature, reader, .. } = conflict;
+                write!(f, "{conflict}: take it away (^{feature}), or leave out --for {reader}")
+            }
             Self::OptionNeeds { option, needs } => {
                 write!(f, "{option} needs feature {needs}: add {needs} or leave {option} out")
             }
@@ -97,6 +108,20 @@ impl fmt::Display for OptionError {
 
 impl std::error::Error for OptionError {}
 
+/// Features and what each needs, in the order mke2fs complains, so that users see the familiar message first.
+pub(super) const NEEDS: [(Feature, Feature); 10] = [
+    (Feature::SIXTY_FOUR_BIT, Feature::EXTENTS),
+    (Feature::BIGALLOC, Feature::EXTENTS),
+    (Feature::VERITY, Feature::EXTENTS),
+    (Feature::CSUM_SEED, Feature::METADATA_CSUM),
+    (Feature::ORPHAN_FILE, Feature::HAS_JOURNAL),
+    (Feature::FAST_COMMIT, Feature::HAS_JOURNAL),
+    (Feature::RESIZE_INODE, Feature::SPARSE_SUPER),
+    (Feature::LARGEDIR, Feature::DIR_INDEX),
+    (Feature::INLINE_DATA, Feature::EXT_ATTR),
+    (Feature::EA_INODE, Feature::EXT_ATTR),
+];
+
 /// Bytes per inode that mke2fs takes: one per smallest block to one per 1024 largest blocks.
 const BYTES_PER_INODE: std::ops::RangeInclusive<u32> = 1024..=65536 * 1024;
 
@@ -115,6 +140,10 @@ impl MkfsOptions {
         if let Some(feature) = features.iter().find(|&feature| !is_buildable(feature)) {
             return Err(OptionError::NotBuildable { feature });
         }
+        let mut conflicts = self.readers.iter().flat_map(|reader| reader.conflicts(features));
+        if let Some(conflict) = conflicts.find(|found| found.trouble == Trouble::NotRead) {
+            return Err(OptionError::NotRead { conflict });
+        }
         self.validate_features(features)?;
         self.validate_feature_options(features)?;
         self.validate_inodes(features, block_size, inode_size)?;
@@ -125,20 +154,7 @@ impl MkfsOptions {
 
     fn validate_features(&self, features: &Features) -> Result<(), OptionError> {
         use Feature as F;
-        // In the order mke2fs complains, so that users see the familiar message first.
-        let needs = [
-            (F::SIXTY_FOUR_BIT, F::EXTENTS),
-            (F::BIGALLOC, F::EXTENTS),
-            (F::VERITY, F::EXTENTS),
-            (F::CSUM_SEED, F::METADATA_CSUM),
-            (F::ORPHAN_FILE, F::HAS_JOURNAL),
-            (F::FAST_COMMIT, F::HAS_JOURNAL),
-            (F::RESIZE_INODE, F::SPARSE_SUPER),
-            (F::LARGEDIR, F::DIR_INDEX),
-            (F::INLINE_DATA, F::EXT_ATTR),
-            (F::EA_INODE, F::EXT_ATTR),
-        ];
-        for (feature, needs) in needs {
+        for (feature, needs) in NEEDS {
             if features.has(feature) && !features.has(needs) {
                 return Err(OptionError::Needs { feature, needs });
             }

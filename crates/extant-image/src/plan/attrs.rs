@@ -13,6 +13,7 @@ use extant_format::superblock::OLD_INODE_SIZE;
 use extant_format::xattr::{self, Home, NameIndex, NewXattr, Placement, Space, XattrFault};
 use rustc_hash::FxHashMap;
 
+use crate::encrypt::CONTEXT;
 use crate::options::{Feature, Features, MkfsOptions};
 use crate::plan::PlanError;
 use crate::plan::demand::{Demand, SizeFacts, refuse};
@@ -79,7 +80,7 @@ impl AttrPlan {
         facts: &SizeFacts,
     ) -> Result<AttrPlan, PlanError> {
         let inline = features.has(Feature::INLINE_DATA) && facts.inode_size > OLD_INODE_SIZE;
-        let has_sets = mkfs.copy_xattrs && tree.xattr_sets().len() > 1;
+        let has_sets = (mkfs.copy_xattrs || tree.is_encrypted()) && tree.xattr_sets().len() > 1;
         if !inline && !has_sets {
             return Ok(AttrPlan::default());
         }
@@ -152,7 +153,11 @@ impl AttrPlan {
             let mut stored = Vec::with_capacity(set.len());
             for (name, value) in set {
                 let shown = name.escape_ascii();
-                let (index, rest) = xattr::split(name).ok_or_else(|| {
+                let known = match &**name {
+                    CONTEXT => Some((NameIndex::ENCRYPTION, &b"c"[..])),
+                    name => xattr::split(name),
+                };
+                let (index, rest) = known.ok_or_else(|| {
                     fail(format!("ext4 has no place for the extended attribute \"{shown}\""))
                 })?;
                 let value = match index {
@@ -179,6 +184,9 @@ impl AttrPlan {
         set: XattrSetId,
     ) -> Option<usize> {
         let node = tree.node(id);
+        if node.key != 0 {
+            return None;
+        }
         let room = inline::capacity(self.space?.inode)?;
         match node.kind {
             Kind::File if node.size > 0 && !node.sealed && tree.runs(node).is_none() => {

@@ -9,9 +9,10 @@ use extant_format::indirect;
 use extant_format::inode::{BLOCK_AREA_BYTES, LINKS_MAX};
 
 use crate::base::Base;
+use crate::encrypt::target_len;
 use crate::options::{Feature, Features, MkfsOptions};
 use crate::plan::attrs::AttrPlan;
-use crate::plan::dirs::DirCoder;
+use crate::plan::dirs::{DirCoder, check_folded, folds_case};
 use crate::plan::quota::{KINDS, quota_file};
 use crate::plan::{Ids, InoMap, PlanError, SealPlan};
 use crate::tree::{DataRun, Kind, Node, NodeId, Time, Tree};
@@ -39,6 +40,10 @@ pub(crate) struct Demand {
     pub(crate) cluster_blocks: u32,
     /// Files are mapped by extents; else by indirect blocks.
     pub(crate) extents: bool,
+    /// Names are UTF-8 in directories that fold case.
+    strict: bool,
+    /// Files may be encrypted.
+    encrypt: bool,
     /// Files may be sealed.
     verity: bool,
     /// Files may have 2 GiB and more.
@@ -118,6 +123,8 @@ impl Demand {
             block_size: facts.block_size,
             cluster_blocks: facts.cluster_blocks,
             extents: features.has(Feature::EXTENTS),
+            strict: mkfs.encoding_strict,
+            encrypt: features.has(Feature::ENCRYPT),
             verity: features.has(Feature::VERITY),
             large_file: features.has(Feature::LARGE_FILE),
             huge_file: features.has(Feature::HUGE_FILE),
@@ -167,11 +174,22 @@ impl Demand {
                     node.name_count
                 ));
             }
+            if node.key != 0 && !self.encrypt {
+                return fail("encrypted files need the encrypt feature (-O encrypt)".into());
+            }
+            if node.key != 0 && tree.keys.get(node.key).is_none() {
+                return fail(format!("there is no key number {}", node.key));
+            }
+            if node.key != 0 && node.sealed {
+                return fail(
+                    "it is to be encrypted and sealed, and extant builds no such files".into(),
+                );
+            }
             let form = match node.kind {
                 _ if self.attrs.is_inline(id) => Form::Inline,
-                Kind::Symlink if node.size <= FAST_SYMLINK_MAX => Form::FastSymlink,
+                Kind::Symlink if self.target_len(tree, id) <= FAST_SYMLINK_MAX => Form::FastSymlink,
                 Kind::Symlink => {
-                    if node.size >= u64::from(self.block_size.bytes()) {
+                    if self.target_len(tree, id) >= u64::from(self.block_size.bytes()) {
                         return fail(format!(
                             "the symbolic link's target has {} bytes; with blocks of {} bytes at \
                              most {} fit (choose a larger block size)",
@@ -246,6 +264,13 @@ impl Demand {
                     LINKS_MAX - 2
                 );
                 return Err(refuse(tree, id, why));
+            }
+            if folds_case(tree, id) {
+                if tree.node(id).key != 0 {
+                    let why = "it is to fold case and to be encrypted, and extant builds no such directories";
+                    return Err(refuse(tree, id, why.into()));
+                }
+                check_folded(tree, id, self.strict).map_err(|why| refuse(tree, id, why))?;
             }
             self.sub_dirs.push(sub_dirs);
             if self.forms[id.index()] == Form::Inline {
@@ -322,6 +347,11 @@ impl Demand {
     pub(crate) fn seal_run(&self, node: &Node) -> Option<(u32, u64)> {
         let seal = SealPlan::of(node, self.block_size).ok()??;
         Some((u32::try_from(seal.blocks.0).ok()?, seal.blocks.1))
+    }
+
+    /// Bytes of a link's target as it is stored.
+    pub(crate) fn target_len(&self, tree: &Tree, id: NodeId) -> u64 {
+        target_len(tree, id, self.block_size.len())
     }
 
     /// Fails in words if no file can be sealed.

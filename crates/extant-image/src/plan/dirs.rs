@@ -1,10 +1,15 @@
 //! Contents of directories: how many blocks, and the blocks themselves.
 
-use extant_base::{FileBlock, Ino};
+use extant_base::{FileBlock, Ino, sabotage};
 use extant_format::dir::{BlockWriter, DirFault, DirLayout, FileType, NewEntry};
+use extant_format::fold::fold_name;
 use extant_format::hash::{HashSeed, HashVersion, NameHash, name_hash};
 use extant_format::htree::{HtreeFault, HtreePlan, IndexLayout, IndexOptions, PlannedEntry};
 
+use extant_format::inode::InodeFlags;
+use rustc_hash::FxHashMap;
+
+use crate::encrypt::{names_cipher, stored_name};
 use crate::plan::InoMap;
 use crate::tree::{Entry, Kind, NodeId, Tree};
 
@@ -30,6 +35,8 @@ pub(crate) struct DirShape<'t> {
     tree: &'t Tree,
     plan: HtreePlan,
     entries: &'t [Entry],
+    /// Names of an encrypted directory as they are stored; empty for others.
+    stored: Vec<Box<[u8]>>,
     /// Entries in order of hash, as indices of `entries`; empty when the order is by name.
     order: Vec<(NameHash, u32)>,
     /// Blocks with nothing in them after the last.
@@ -58,16 +65,28 @@ impl DirCoder {
         is_lost_found: bool,
     ) -> Result<DirShape<'t>, HtreeFault> {
         let entries = tree.children(dir);
+        let cipher = names_cipher(tree, dir);
+        let stored: Vec<Box<[u8]>> = match &cipher {
+            Some(cipher) => entries.iter().map(|e| stored_name(cipher, tree.name(e))).collect(),
+            None => Vec::new(),
+        };
+        let folds = folds_case(tree, dir);
+        let name = |at: usize| match stored.get(at) {
+            Some(name) => &**name,
+            None => tree.name(&entries[at]),
+        };
         let dots = DirLayout::dots_need(1) + DirLayout::dots_need(2);
-        let bytes: usize = entries.iter().map(|e| self.layout.needs(tree.name(e).len())).sum();
+        let bytes: usize = (0..entries.len()).map(|at| self.layout.needs(name(at).len())).sum();
         let one_block = dots + bytes <= self.layout.entry_bytes();
         let hash = self.hash.filter(|_| !one_block);
         let mut order = Vec::new();
         if let Some((version, seed)) = hash {
             order.reserve_exact(entries.len());
-            for (at, entry) in entries.iter().enumerate() {
-                // Only the hash of an encrypted directory is missing, and none is made here.
-                let hash = name_hash(version, &seed, tree.name(entry)).unwrap_or_default();
+            for at in 0..entries.len() {
+                // Only the hash of one that is encrypted and folds case is missing, and none is made here.
+                let folded = if folds { fold_name(name(at)) } else { None };
+                let hashed = folded.as_deref().unwrap_or(name(at));
+                let hash = name_hash(version, &seed, hashed).unwrap_or_default();
                 order.push((hash, at as u32));
             }
             // Equal hashes stay in order of name, which is the order of the indices.
@@ -75,29 +94,29 @@ impl DirCoder {
         }
         let options = IndexOptions {
             layout: IndexLayout {
-                dir: self.layout,
+                dir: DirLayout { encrypted: cipher.is_some(), ..self.layout },
                 large_dir: self.large_dir,
                 unsigned_hash: hash.is_some_and(|(version, _)| version.is_unsigned()),
             },
             hash: hash.map(|(version, _)| version),
             fill_percent: LEAF_FILL_PERCENT,
         };
-        let planned = |entry: &Entry, hash| PlannedEntry {
+        let planned = |at: usize, hash| PlannedEntry {
             // Names have 1 to 255 bytes (`TreeBuilder::link`).
-            name_len: tree.name(entry).len() as u8,
+            name_len: name(at).len() as u8,
             hash,
         };
         let plan = if order.is_empty() {
-            HtreePlan::new(options, entries.iter().map(|e| planned(e, NameHash::default())))?
+            HtreePlan::new(options, (0..entries.len()).map(|at| planned(at, NameHash::default())))?
         } else {
-            let sorted = order.iter().map(|&(hash, at)| planned(&entries[at as usize], hash));
+            let sorted = order.iter().map(|&(hash, at)| planned(at as usize, hash));
             HtreePlan::new(options, sorted)?
         };
         let mut empty_blocks = 0;
         if is_lost_found && !plan.is_indexed() {
             empty_blocks = self.lost_found_blocks.saturating_sub(plan.block_count());
         }
-        Ok(DirShape { tree, plan, entries, order, empty_blocks })
+        Ok(DirShape { tree, plan, entries, stored, order, empty_blocks })
     }
 
     /// Writes the blocks of a directory in order, each once, through `write`.
@@ -109,7 +128,13 @@ impl DirCoder {
         seed: Option<u32>,
         mut write: impl FnMut(FileBlock, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
-        let new_entry = |at: usize| new_dir_entry(shape.tree, inos, &shape.entries[at]);
+        let new_entry = |at: usize| {
+            let entry = new_dir_entry(shape.tree, inos, &shape.entries[at]);
+            match shape.stored.get(at) {
+                Some(name) => NewEntry { name, ..entry },
+                None => entry,
+            }
+        };
         if shape.order.is_empty() {
             let entries = (0..shape.entries.len()).map(new_entry);
             shape.plan.emit((dir, parent), seed, entries, &mut write)?;
@@ -127,6 +152,43 @@ impl DirCoder {
         }
         Ok(())
     }
+}
+
+/// Returns whether a directory finds names whatever their case.
+pub(crate) fn folds_case(tree: &Tree, dir: NodeId) -> bool {
+    let flags = InodeFlags::from_bits_retain(tree.node(dir).flags);
+    flags.contains(InodeFlags::CASEFOLD) && !sabotage("image.plan.hash-of-given-name")
+}
+
+/// Checks that the names of a directory that folds case are as many when they are folded, and are UTF-8 where the file
+/// system is strict.
+///
+/// # Errors
+///
+/// In words.
+pub(crate) fn check_folded(tree: &Tree, dir: NodeId, is_strict: bool) -> Result<(), String> {
+    let mut seen: FxHashMap<Vec<u8>, &[u8]> = FxHashMap::default();
+    for entry in tree.children(dir) {
+        let name = tree.name(entry);
+        let Some(folded) = fold_name(name) else {
+            if is_strict {
+                let name = name.escape_ascii();
+                return Err(format!(
+                    "its name \"{name}\" is not UTF-8, and the encoding is strict"
+                ));
+            }
+            continue;
+        };
+        if let Some(other) = seen.insert(folded, name) {
+            let (other, name) = (String::from_utf8_lossy(other), String::from_utf8_lossy(name));
+            return Err(format!(
+                "it folds case, and its names \"{}\" and \"{}\" are one then",
+                other.escape_debug(),
+                name.escape_debug()
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// An entry as it is stored. No directory made here stores hashes with its names.

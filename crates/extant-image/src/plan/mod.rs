@@ -54,6 +54,7 @@ use extant_base::BlockSize;
 use extant_sync::{Clock, SystemClock, os_random};
 
 use crate::base::Base;
+use crate::encrypt::add_contexts;
 use crate::geometry::{Geometry, SizeRequest};
 use crate::options::MkfsOptions;
 use crate::tree::{Kind, Node, NodeId, Time, Tree};
@@ -217,6 +218,8 @@ fn plan_any(
         base.keep_times(tree);
     }
     let ids = choose_ids(tree, options, created)?;
+    add_contexts(tree, &ids.uuid, options.reproducible, mkfs.copy_xattrs)
+        .map_err(PlanError::Random)?;
     mkfs.uuid = Some(ids.uuid);
     mkfs.hash_seed = Some(ids.hash_seed);
     mkfs.created = Some(created.sec);

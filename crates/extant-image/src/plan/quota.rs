@@ -22,8 +22,7 @@ pub(crate) fn quota_file(
         let id = match kind {
             QuotaKind::User => node.uid,
             QuotaKind::Group => node.gid,
-            // The builder gives no file a project.
-            QuotaKind::Project => 0,
+            QuotaKind::Project => node.project,
         };
         let used = usage.entry(id).or_default();
         let (space, inodes) = usage_of(NodeId(index as u32));

@@ -19,11 +19,13 @@
 //! # What is kept
 //!
 //! Modes, numeric owners, nanosecond times, hard links, symlinks, devices, fifos, sockets, holes,
-//! and extended attributes in the name spaces ext4 can store: `user.`, `trusted.` (visible to root
-//! only), `security.`, `system.posix_acl_access`, `system.posix_acl_default` and `system.richacl`.
-//! Other `system.` attributes are views that a file system computes (`system.nfs4_acl`,
-//! `system.cifs_acl`), and other name spaces (`btrfs.`, `ceph.`) are settings of the source's own
-//! file system: neither has a place in ext4 and neither is copied.
+//! flags (`chattr`) and project ids of files and directories, and extended attributes in the name
+//! spaces ext4 can store: `user.`, `trusted.` (visible to root only), `security.`,
+//! `system.posix_acl_access`, `system.posix_acl_default` and `system.richacl`. Other `system.`
+//! attributes are views that a file system computes (`system.nfs4_acl`, `system.cifs_acl`), and
+//! other name spaces (`btrfs.`, `ceph.`) are settings of the source's own file system: neither has
+//! a place in ext4, and neither is copied. They are counted in [`Lost`](crate::source::Lost), as
+//! are flags that ext4 does not have.
 //!
 //! # Trust
 //!
@@ -33,8 +35,10 @@
 //! directory is compared with the open one afterwards.
 
 mod contents;
+pub(super) mod flags;
 mod holes;
 mod open;
+mod project;
 mod queue;
 mod walk;
 mod xattrs;
@@ -42,7 +46,8 @@ mod xattrs;
 use std::num::NonZeroUsize;
 use std::path::Path;
 
-use crate::source::{Scanned, SourceError};
+use crate::source::{Fakeroot, Scanned, SourceError};
+use crate::tree::Kind;
 
 /// How to walk a source directory.
 #[derive(Clone, Debug)]
@@ -59,6 +64,8 @@ pub struct ScanOptions {
     /// `(st_dev, st_ino)` of a file to leave out: the image being written, when it lies inside
     /// the source.
     pub exclude_inode: Option<(u64, u64)>,
+    /// Owners, modes and devices that fakeroot showed instead of those that the files have.
+    pub fakeroot: Option<Fakeroot>,
 }
 
 impl Default for ScanOptions {
@@ -69,6 +76,7 @@ impl Default for ScanOptions {
             ignore_unreadable: false,
             one_file_system: false,
             exclude_inode: None,
+            fakeroot: None,
         }
     }
 }
@@ -89,15 +97,21 @@ impl Default for ScanOptions {
 ///
 /// # Cost
 ///
-/// About four system calls per directory, two per file, one more for a symlink or an extended
-/// attribute. 40 bytes per regular file stay allocated, beside the tree, to notice changes.
+/// About six system calls per directory, six per file (two where the file system has no flags), one more for a symlink
+/// or an extended attribute. 40 bytes per regular file stay allocated, beside the tree, to notice changes.
 pub fn scan_dir(root: &Path, options: &ScanOptions) -> Result<Scanned, SourceError> {
     walk::scan(root, options)
 }
 
-/// The extended attributes of one file that ext4 has a place for; `path` is not followed.
+/// The extended attributes of one file that ext4 has a place for; `path` is not followed. Those without are named in `lost`.
 pub(super) fn read_xattrs(
     path: &std::ffi::CStr,
+    lost: &mut Vec<Box<str>>,
 ) -> Result<crate::tree::XattrSet, rustix::io::Errno> {
-    xattrs::XattrReader::new().read(path)
+    xattrs::XattrReader::new().read(path, lost)
+}
+
+/// Flags and project of an open regular file.
+pub(super) fn read_flags(file: std::os::fd::BorrowedFd<'_>) -> flags::Kept {
+    flags::FlagReader::default().read(file, Kind::File, 0)
 }

@@ -48,6 +48,13 @@ pub enum SourceError {
         /// Why it cannot be an archive, with numbers.
         why: String,
     },
+    /// What fakeroot saved cannot be used.
+    Fakeroot {
+        /// The file that it saved, or the file of the source that it does not fit.
+        path: String,
+        /// The fault.
+        what: String,
+    },
     /// The container image cannot be had.
     Image(OciError),
     /// The names collected do not make a tree.
@@ -81,6 +88,7 @@ impl fmt::Display for SourceError {
             SourceError::Changed { path, what } => {
                 write!(f, "\"{path}\" changed while the image was being built: {what}")
             }
+            SourceError::Fakeroot { path, what } => write!(f, "{path}: {what}"),
             SourceError::Archive { archive, offset, what } => {
                 write!(f, "{archive}: at byte {offset}: {what}")
             }
@@ -109,6 +117,7 @@ impl std::error::Error for SourceError {
         match self {
             SourceError::Io { cause, .. } => Some(cause),
             SourceError::Changed { .. }
+            | SourceError::Fakeroot { .. }
             | SourceError::Archive { .. }
             | SourceError::NotTar { .. } => None,
             SourceError::Image(e) => e.source(),

@@ -3,14 +3,15 @@
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use super::dir::read_xattrs;
-use crate::source::{ContentReader, Contents, Scanned, Skipped, SourceError};
+use super::dir::{read_flags, read_xattrs};
+use crate::source::{ContentReader, Contents, Lost, Scanned, Skipped, SourceError};
 use crate::tree::{Kind, Node, NodeId, Time, Tree, TreeBuilder};
 
 /// A tree of a root directory and in it the regular file `path` of the host, called `name`. A symbolic link is followed.
@@ -33,8 +34,12 @@ pub(super) fn scan_file(path: &Path, name: &[u8]) -> Result<Scanned, SourceError
     let link =
         CString::new(path.canonicalize().map_err(|e| failed("examine", e))?.as_os_str().as_bytes())
             .map_err(|e| failed("examine", e.into()))?;
-    let xattrs =
-        read_xattrs(&link).map_err(|e| failed("read the extended attributes of", e.into()))?;
+    let mut names = Vec::new();
+    let xattrs = read_xattrs(&link, &mut names)
+        .map_err(|e| failed("read the extended attributes of", e.into()))?;
+    let kept = read_flags(file.as_fd());
+    let mut lost = Lost::default();
+    names.iter().chain(&kept.lost).for_each(|what| lost.add(what, bytes));
     let time = |sec, nsec: i64| Time { sec, nsec: u32::try_from(nsec).unwrap_or(0) };
     let mut node = Node::new(Kind::File);
     node.mode = (metadata.permissions().mode() & 0o7777) as u16;
@@ -44,6 +49,7 @@ pub(super) fn scan_file(path: &Path, name: &[u8]) -> Result<Scanned, SourceError
     node.atime = time(metadata.atime(), metadata.atime_nsec());
     node.ctime = time(metadata.ctime(), metadata.ctime_nsec());
     node.size = metadata.len();
+    (node.flags, node.project) = (kept.flags, kept.project);
     let mut root = Node::new(Kind::Dir);
     root.mode = 0o755;
     (root.mtime, root.atime, root.ctime) = (node.mtime, node.mtime, node.mtime);
@@ -54,7 +60,7 @@ pub(super) fn scan_file(path: &Path, name: &[u8]) -> Result<Scanned, SourceError
     builder.link(NodeId::ROOT, name, id)?;
     let contents = FileContents { file, path: bytes.to_vec(), stamp };
     let tree = builder.finish()?;
-    Ok(Scanned { tree, contents: Box::new(contents), skipped: Skipped::default() })
+    Ok(Scanned { tree, contents: Box::new(contents), skipped: Skipped::default(), lost })
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -16,7 +16,7 @@ use super::tar::{
     Assembler, Attributes, Member, SharedSpool, TarInput, TarOptions, What, add_archive,
     holds_container, scan_tar,
 };
-use super::{ContentReader, Contents, Scanned, Skipped, SourceError};
+use super::{ContentReader, Contents, Lost, Scanned, Skipped, SourceError};
 use crate::tree::{Kind, NodeId, Tree};
 
 /// Most sources, layers and additions together.
@@ -101,7 +101,10 @@ impl Sources {
         for origin in &self.origins {
             let first = merge.is_empty();
             match self.open(origin, options, &spool, is_lone)? {
-                Opened::Tree(scanned) if is_lone => return Ok(Layered { scanned, config: None }),
+                Opened::Tree(scanned) if is_lone => {
+                    check_faked(options)?;
+                    return Ok(Layered { scanned, config: None });
+                }
                 Opened::Tree(scanned) => merge.tree(scanned, &origin.name(), !first)?,
                 Opened::Archive(input) => merge.archive(&input, !first)?,
                 Opened::Image(store, image) => {
@@ -109,9 +112,12 @@ impl Sources {
                 }
             }
         }
+        // Those have the owners that were given for them.
+        let added = ScanOptions { fakeroot: None, ..options.clone() };
         for addition in &self.additions {
-            merge.addition(addition, options)?;
+            merge.addition(addition, &added)?;
         }
+        check_faked(options)?;
         merge.finish()
     }
 
@@ -230,6 +236,7 @@ struct Merge {
     spool: Option<SharedSpool>,
     spool_dir: PathBuf,
     skipped: Skipped,
+    lost: Lost,
     config: Option<Vec<u8>>,
     layers: usize,
 }
@@ -242,6 +249,7 @@ impl Merge {
             spool: None,
             spool_dir: spool_dir.to_owned(),
             skipped: Skipped::default(),
+            lost: Lost::default(),
             config: None,
             layers: 0,
         }
@@ -275,7 +283,8 @@ impl Merge {
     }
 
     fn keep(&mut self, scanned: Scanned) {
-        let Scanned { tree, contents, skipped } = scanned;
+        let Scanned { tree, contents, skipped, lost } = scanned;
+        self.lost.merge(lost);
         self.parts.push(Some(Part { contents, tree: Some(tree) }));
         self.skipped.count += skipped.count;
         self.skipped.examples.extend(skipped.examples);
@@ -360,7 +369,8 @@ impl Merge {
     }
 
     fn finish(mut self) -> Result<Layered, SourceError> {
-        let tree = self.tree.finish()?;
+        let (tree, lost) = self.tree.finish()?;
+        self.lost.merge(lost);
         if let (Some(first), Some(spool)) = (self.parts.first_mut(), self.spool) {
             *first = Some(Part { contents: spool.into_contents(), tree: None });
         }
@@ -368,9 +378,14 @@ impl Merge {
         let contents = Box::new(Parts { parts });
         self.skipped.examples.sort();
         self.skipped.examples.truncate(super::EXAMPLES_MAX);
-        let scanned = Scanned { tree, contents, skipped: self.skipped };
+        let scanned = Scanned { tree, contents, skipped: self.skipped, lost: self.lost };
         Ok(Layered { scanned, config: self.config })
     }
+}
+
+/// Checks that what fakeroot saved was about one of the sources.
+fn check_faked(options: &ScanOptions) -> Result<(), SourceError> {
+    options.fakeroot.as_ref().map_or(Ok(()), |fakeroot| fakeroot.check())
 }
 
 /// The temporary file for what is unpacked.
@@ -473,6 +488,10 @@ fn member(from: &Tree, id: NodeId, name: Vec<u8>) -> Member {
         xattrs: from.xattrs(node).clone(),
         locator: u64::from(id.0),
         runs: from.runs(node).map(<[_]>::to_vec),
+        flags: node.flags,
+        project: node.project,
+        // Counted where they were found.
+        lost: Vec::new(),
     });
     Member { offset: 0, name, mtime: node.mtime, what }
 }

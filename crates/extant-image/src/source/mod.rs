@@ -11,12 +11,15 @@
 //! - S1. A file that is left out is counted in a [`Skipped`], or is an error.
 //! - S2. A file that changed between the two steps is an error that names it: an image never
 //!   silently mixes two states of one file.
+//! - S3. An attribute that has no place in ext4 is counted in a [`Lost`].
 
 mod container;
 pub mod dir;
 mod error;
+mod fakeroot;
 mod file;
 mod layers;
+mod lost;
 mod origin;
 mod store;
 pub mod tar;
@@ -24,7 +27,9 @@ pub mod tar;
 pub use container::{ContainerImage, container_image};
 pub use error::SourceError;
 pub use extant_oci::{Choice, Digest, Kind as ImageFault, OciError, Platform, Reference};
+pub use fakeroot::{FILES_MAX as FAKEROOT_FILES_MAX, Fakeroot};
 pub use layers::{Layered, PARTS_MAX, RegistryAccess, Sources};
+pub use lost::{KINDS_MAX, Lost, LostKind};
 pub use origin::{Addition, Origin, OriginError};
 
 use crate::tree::{NodeId, Tree};
@@ -37,6 +42,8 @@ pub struct Scanned {
     pub contents: Box<dyn Contents>,
     /// Files left out because the caller allowed it.
     pub skipped: Skipped,
+    /// Attributes of files that the tree does not have.
+    pub lost: Lost,
 }
 
 /// Counts of the files that `--ignore-unreadable` left out.
@@ -71,6 +78,11 @@ fn is_kept_xattr(name: &[u8]) -> bool {
         || [&b"user."[..], b"trusted.", b"security."]
             .iter()
             .any(|space| name.starts_with(space) && name.len() > space.len())
+}
+
+/// What is said of an extended attribute that is lost.
+fn lost_xattr(name: &[u8]) -> Box<str> {
+    format!("extended attribute {}", name.escape_ascii()).into()
 }
 
 /// The bytes of a tree's files.

@@ -47,7 +47,7 @@ use self::member::Members;
 pub(super) use self::member::{Attributes, Member, What};
 use crate::signature::recognise;
 use crate::source::container::ContainerNames;
-use crate::source::{Contents, Scanned, Skipped, SourceError};
+use crate::source::{Contents, Lost, Scanned, Skipped, SourceError};
 use crate::tree::Tree;
 
 /// Place of an archive.
@@ -104,9 +104,9 @@ pub fn scan_tar(input: TarInput, options: &TarOptions) -> Result<Scanned, Source
     }
     let stamp = Stamp::of(&file).map_err(|e| failed("examine", e))?;
     let input = Input::File { file: &file, len: meta.len(), window: Vec::new(), window_start: 0 };
-    let tree = parse(input, &name, None)?;
+    let (tree, lost) = parse(input, &name, None)?;
     let contents = Box::new(TarContents::new(file, name, Some(stamp)));
-    Ok(Scanned { tree, contents, skipped: Skipped::default() })
+    Ok(Scanned { tree, contents, skipped: Skipped::default(), lost })
 }
 
 /// Reads an archive from a stream, packed or not, as [`scan_tar`] does; `name` is for messages.
@@ -123,7 +123,7 @@ pub fn scan_tar_stream(
     let start = input.peek(Packing::START).map_err(|e| stopped(name, 0, e))?;
     let packing = Packing::of(start);
     let spool = spool_file(&options.spool_dir)?;
-    let tree = threads::scope(|scope| {
+    let (tree, lost) = threads::scope(|scope| {
         let (writer, reader) = pipe();
         let worker = scope.spawn("decompress", move || decompress(input, packing, writer))?;
         let stream = Input::Stream { stream: Box::new(reader), spool: Spool::new(&spool, 0) };
@@ -133,10 +133,14 @@ pub fn scan_tar_stream(
     })
     .map_err(threads::ThreadError::from)??;
     let contents = Box::new(TarContents::new(spool, name.into(), None));
-    Ok(Scanned { tree, contents, skipped: Skipped::default() })
+    Ok(Scanned { tree, contents, skipped: Skipped::default(), lost })
 }
 
-fn parse(input: Input<'_>, name: &str, packed: Option<&'static str>) -> Result<Tree, SourceError> {
+fn parse(
+    input: Input<'_>,
+    name: &str,
+    packed: Option<&'static str>,
+) -> Result<(Tree, Lost), SourceError> {
     let mut tree = Assembler::new(name);
     parse_into(&mut |member| tree.add(member).map(|()| true), input, name, packed)?;
     tree.finish()

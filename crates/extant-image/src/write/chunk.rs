@@ -1,10 +1,12 @@
 //! A worker: fills its buffer with what a job covers, and writes it.
 
-use extant_base::{FileBlock, FsBlock};
+use extant_base::{FileBlock, FsBlock, sabotage};
+use extant_crypt::ContentsCipher;
 use extant_format::extent::{self, ExtentFault};
 use extant_format::htree::HtreeFault;
 use extant_format::indirect::{self, IndirectFault};
 
+use crate::encrypt::{contents_cipher, stored_target};
 use crate::plan::{Object, Own, Piece};
 use crate::source::ContentReader;
 use crate::tree::{Kind, NodeId};
@@ -19,6 +21,8 @@ pub(super) struct Worker<'i> {
     /// The file the reader has open.
     reading: Option<NodeId>,
     buffer: Vec<u8>,
+    /// The cipher of the last encrypted file.
+    cipher: Option<(NodeId, ContentsCipher)>,
     /// The blocks of the last directory or map that was made, for its next piece.
     made: Option<(Object, Vec<u8>)>,
     pub(super) written: Written,
@@ -34,6 +38,7 @@ impl<'i> Worker<'i> {
             reader,
             reading: None,
             buffer: vec![0; CHUNK_BYTES.max(image.block_bytes())],
+            cipher: None,
             made: None,
             written: Written::default(),
         }
@@ -107,9 +112,9 @@ impl<'i> Worker<'i> {
             Object::Data(id) => match image.tree.node(id).kind {
                 Kind::File => self.read_file(id, first, out),
                 Kind::Symlink => {
-                    let target = image.tree.target(image.tree.node(id));
+                    let target = stored_target(image.tree, id, image.block_bytes());
                     out.fill(0);
-                    out[..target.len()].copy_from_slice(target);
+                    out[..target.len()].copy_from_slice(&target);
                     Ok(())
                 }
                 _ => self.fill_made(piece.object, first, out),
@@ -173,6 +178,26 @@ impl<'i> Worker<'i> {
         }
         if end == node.size {
             self.finish()?;
+        }
+        if node.key != 0 {
+            self.encrypt(id, start, out)?;
+        }
+        Ok(())
+    }
+
+    /// Encrypts whole blocks of a file, which begin at byte `start`. What is behind its end is zeros of plaintext.
+    fn encrypt(&mut self, id: NodeId, start: u64, out: &mut [u8]) -> Result<(), WriteError> {
+        let image = self.image;
+        if self.cipher.as_ref().is_none_or(|(of, _)| *of != id) {
+            let log2 = image.plan.layout.geometry.block_size.log2();
+            let cipher = contents_cipher(image.tree, id, log2);
+            let cipher = cipher.ok_or_else(|| WriteError::encode("contents", "there is no key"))?;
+            self.cipher = Some((id, cipher));
+        }
+        if let Some((_, cipher)) = &self.cipher
+            && !sabotage("image.encrypt.contents-plain")
+        {
+            cipher.encrypt(start, out);
         }
         Ok(())
     }

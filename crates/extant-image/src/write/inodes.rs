@@ -10,6 +10,7 @@ use extant_format::inode::{
 use extant_format::superblock::OLD_INODE_SIZE;
 use extant_format::time::{SECONDS_MAX, SECONDS_MAX_SMALL, SECONDS_MIN, Timestamp};
 
+use crate::encrypt::stored_target;
 use crate::options::Feature;
 use crate::plan::{Form, NodePlace, Own, PieceRange, new_dir_entry};
 use crate::tree::{Kind, NodeId, Time};
@@ -78,7 +79,13 @@ impl Worker<'_> {
         let born = if plan.reproducible { node.mtime } else { plan.ids.created };
         let born = plan.demand.born(id).unwrap_or(born);
         inode.crtime = inode.crtime.map(|_| image.time(born));
+        inode.flags |= InodeFlags::from_bits_retain(node.flags);
+        inode.project = node.project;
+        inode.flags.set(InodeFlags::ENCRYPT, node.key != 0);
         inode.size = node.size;
+        if node.kind == Kind::Symlink {
+            inode.size = plan.demand.target_len(image.tree, id);
+        }
         inode.links = node.name_count.min(u32::from(u16::MAX)) as u16;
         if node.kind == Kind::Dir {
             let links = plan.demand.sub_dirs_of(image.tree, id) + 2;
@@ -100,8 +107,8 @@ impl Worker<'_> {
                 _ => {}
             },
             Form::FastSymlink => {
-                let target = image.tree.target(node);
-                inode.block[..target.len()].copy_from_slice(target);
+                let target = stored_target(image.tree, id, image.block_bytes());
+                inode.block[..target.len()].copy_from_slice(&target);
             }
             Form::Inline => {
                 inode.flags |= InodeFlags::INLINE_DATA;

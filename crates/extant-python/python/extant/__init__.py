@@ -11,7 +11,7 @@
 from ._extant import __version__
 from ._files import RawFile
 from ._fs import DirEntry, FileSystem, StatVfs, open
-from ._images import BuildResult, CheckReport, Problem, build, check, mkfs
+from ._images import BuildResult, CheckReport, Lost, Problem, build, check, mkfs
 from ._path import Path
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "CheckReport",
     "DirEntry",
     "FileSystem",
+    "Lost",
     "Path",
     "Problem",
     "RawFile",

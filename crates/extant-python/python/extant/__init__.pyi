@@ -18,6 +18,7 @@ __all__ = [
     "CheckReport",
     "DirEntry",
     "FileSystem",
+    "Lost",
     "Path",
     "Problem",
     "RawFile",
@@ -241,12 +242,18 @@ class Path(os.PathLike[str]):
     def is_fifo(self) -> bool: ...
     def is_socket(self) -> bool: ...
 
+class Lost(NamedTuple):
+    what: str
+    files: int
+    example: str
+
 class BuildResult(NamedTuple):
     size: int
     files: int
     data_bytes: int
     skipped: int
     uuid: _uuid.UUID
+    lost: list[Lost]
 
 class Problem(NamedTuple):
     code: str

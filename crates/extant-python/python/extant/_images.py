@@ -9,6 +9,15 @@ from typing import NamedTuple
 from . import _extant
 
 
+class Lost(NamedTuple):
+    """Attributes of the source that the image does not have."""
+
+    what: str
+    files: int
+    example: str
+    """Path of one of the files in its source."""
+
+
 class BuildResult(NamedTuple):
     """What a build made."""
 
@@ -22,6 +31,8 @@ class BuildResult(NamedTuple):
     """What ``ignore_unreadable`` left out."""
     uuid: _uuid.UUID
     """UUID of the file system."""
+    lost: list[Lost]
+    """What could not be kept, by kind."""
 
 
 class Problem(NamedTuple):
@@ -49,7 +60,8 @@ class CheckReport(NamedTuple):
 def _build(source, target, **options):
     path = None if source is None else os.fsencode(os.fspath(source))
     built = _extant.build(path, os.fsencode(os.fspath(target)), **options)
-    return BuildResult(*built[:4], _uuid.UUID(bytes=bytes(built[4])))
+    lost = [Lost(what, files, os.fsdecode(bytes(example))) for what, files, example in built[5]]
+    return BuildResult(*built[:4], _uuid.UUID(bytes=bytes(built[4])), lost)
 
 
 def build(

@@ -18,11 +18,12 @@ use rustix::io::Errno;
 
 use super::ScanOptions;
 use super::contents::{DirContents, Seen};
+use super::flags::{FlagReader, Kept};
 use super::holes::data_runs;
 use super::open::open_dir_beneath;
 use super::queue::Queue;
 use super::xattrs::XattrReader;
-use crate::source::{Scanned, Skipped, SourceError};
+use crate::source::{Lost, Scanned, Skipped, SourceError};
 use crate::tree::{DEPTH_MAX, DataRun, Kind, Node, NodeId, Time, TreeBuilder, TreeError, XattrSet};
 
 /// Names handed to one worker at once.
@@ -43,13 +44,21 @@ pub(super) fn scan(root: &Path, options: &ScanOptions) -> Result<Scanned, Source
     let stat = stat_fd(root_fd.as_fd()).map_err(|e| io_error("examine", e))?;
     let c_root = CString::new([&root_path[..], b"/."].concat())
         .map_err(|_| io_error("open", Errno::INVAL))?;
+    let mut names = Vec::new();
     let xattrs = XattrReader::new()
-        .read(&c_root)
+        .read(&c_root, &mut names)
         .map_err(|e| io_error("read the extended attributes of", e))?;
 
     let mut builder = TreeBuilder::new(Node::new(Kind::Dir));
     let mut node = base_node(Kind::Dir, &stat);
     node.xattrs = builder.intern_xattrs(xattrs)?;
+    if let Some(fakeroot) = &options.fakeroot {
+        fakeroot
+            .apply(inode_of(&stat), &mut node)
+            .map_err(|what| not_faked(&root_path, b"", what))?;
+    }
+    let mut lost = Lost::default();
+    names.iter().for_each(|what| lost.add(what, b""));
     *builder.node_mut(NodeId::ROOT) = node;
 
     let walk = Walk {
@@ -65,6 +74,7 @@ pub(super) fn scan(root: &Path, options: &ScanOptions) -> Result<Scanned, Source
                 links: FxHashMap::default(),
                 seen: Vec::new(),
                 skipped: Skipped::default(),
+                lost,
             },
         ),
     };
@@ -79,10 +89,10 @@ pub(super) fn scan(root: &Path, options: &ScanOptions) -> Result<Scanned, Source
     if let Some(error) = queue.into_failure() {
         return Err(error);
     }
-    let Collected { builder, seen, skipped, .. } = walk.collected.into_inner();
+    let Collected { builder, seen, skipped, lost, .. } = walk.collected.into_inner();
     let tree = builder.finish()?;
     let contents = Box::new(DirContents::new(walk.root, walk.root_path, seen));
-    Ok(Scanned { tree, contents, skipped })
+    Ok(Scanned { tree, contents, skipped, lost })
 }
 
 /// State shared by all workers.
@@ -102,6 +112,7 @@ struct Collected {
     links: FxHashMap<(u64, u64), NodeId>,
     seen: Vec<Seen>,
     skipped: Skipped,
+    lost: Lost,
 }
 
 enum Job {
@@ -153,6 +164,7 @@ struct Found<'n> {
     xattrs: XattrSet,
     target: Option<CString>,
     runs: Option<Vec<DataRun>>,
+    lost: Vec<Box<str>>,
 }
 
 /// Why a name is not in the tree.
@@ -161,6 +173,8 @@ enum Miss {
     Excluded,
     /// A call was refused.
     Refused { doing: &'static str, cause: Errno },
+    /// What fakeroot saved is about another file.
+    NotFaked(String),
     /// The file has contents, and its file system says that it has none.
     SizeUnknown,
 }
@@ -169,6 +183,7 @@ struct Worker<'w> {
     walk: &'w Walk<'w>,
     queue: &'w Queue<Job, SourceError>,
     xattrs: XattrReader,
+    flags: FlagReader,
     getdents: Box<[MaybeUninit<u8>]>,
     target: Vec<u8>,
 }
@@ -179,6 +194,7 @@ impl<'w> Worker<'w> {
             walk,
             queue,
             xattrs: XattrReader::new(),
+            flags: FlagReader::default(),
             getdents: Box::new_uninit_slice(GETDENTS_BYTES),
             target: Vec::new(),
         }
@@ -209,6 +225,10 @@ impl<'w> Worker<'w> {
             Ok(stat) if inode_of(&stat) == inode => {}
             Ok(_) => return Err(self.walk.changed(&path, "another directory has its name now")),
             Err(cause) => return self.walk.refused("examine", &path, cause),
+        }
+        if self.flags.is_worth_asking(inode.0) {
+            let kept = self.flags.read(fd.as_fd(), Kind::Dir, inode.0);
+            self.walk.keep_flags(node, &path, &kept);
         }
         let dir = Arc::new(Dir { fd, node, path, depth, inode });
         let mut names = Names::default();
@@ -250,6 +270,10 @@ impl<'w> Worker<'w> {
                 Err(Miss::Excluded) => {}
                 Err(Miss::Refused { doing, cause }) => {
                     self.walk.refused(doing, &join(&dir.path, name.to_bytes()), cause)?;
+                }
+                Err(Miss::NotFaked(what)) => {
+                    let path = join(&dir.path, name.to_bytes());
+                    return Err(not_faked(&self.walk.root_path, &path, what));
                 }
                 Err(Miss::SizeUnknown) => {
                     let path = join(&dir.path, name.to_bytes());
@@ -295,11 +319,15 @@ impl<'w> Worker<'w> {
         let mut node = base_node(kind, &stat);
         let mut target = None;
         let mut runs = None;
+        let mut lost = Vec::new();
+        if let Some(fakeroot) = &self.walk.options.fakeroot {
+            fakeroot.apply(inode, &mut node).map_err(Miss::NotFaked)?;
+        }
         let xattrs = self
             .xattrs
-            .read(path.with(name))
+            .read(path.with(name), &mut lost)
             .map_err(refused("read the extended attributes of"))?;
-        match kind {
+        match node.kind {
             Kind::File => {
                 if self.is_doubtful(&stat, &xattrs) {
                     accessat(&dir.fd, name, Access::READ_OK, AtFlags::EACCESS)
@@ -311,7 +339,9 @@ impl<'w> Worker<'w> {
                         return Err(Miss::SizeUnknown);
                     }
                 }
-                if stat.stx_blocks.saturating_mul(512) < stat.stx_size {
+                let has_holes = stat.stx_blocks.saturating_mul(512) < stat.stx_size;
+                let may_have_flags = self.flags.is_worth_asking(inode.0);
+                if has_holes || may_have_flags {
                     let flags = OFlags::RDONLY
                         | OFlags::NOFOLLOW
                         | OFlags::NONBLOCK
@@ -319,8 +349,15 @@ impl<'w> Worker<'w> {
                         | OFlags::CLOEXEC;
                     let file =
                         openat(&dir.fd, name, flags, Mode::empty()).map_err(refused("open"))?;
-                    runs = data_runs(file.as_fd(), stat.stx_size)
-                        .map_err(refused("find the holes of"))?;
+                    if may_have_flags {
+                        let kept = self.flags.read(file.as_fd(), Kind::File, inode.0);
+                        (node.flags, node.project) = (kept.flags, kept.project);
+                        lost.extend(kept.lost);
+                    }
+                    if has_holes {
+                        runs = data_runs(file.as_fd(), stat.stx_size)
+                            .map_err(refused("find the holes of"))?;
+                    }
                 }
             }
             Kind::Symlink => {
@@ -331,7 +368,7 @@ impl<'w> Worker<'w> {
             }
             _ => {}
         }
-        Ok(Found { name, node, inode, links: stat.stx_nlink, xattrs, target, runs })
+        Ok(Found { name, node, inode, links: stat.stx_nlink, xattrs, target, runs, lost })
     }
 
     /// Returns whether mode and owner leave open that this process may read the file: the kernel is
@@ -350,7 +387,7 @@ impl Walk<'_> {
     fn collect(&self, dir: &Dir, found: Vec<Found<'_>>) -> Result<Vec<Job>, SourceError> {
         let mut below = Vec::new();
         let mut collected = self.collected.lock();
-        let Collected { builder, links, seen, .. } = &mut *collected;
+        let Collected { builder, links, seen, lost, .. } = &mut *collected;
         for one in found {
             let name = one.name.to_bytes();
             let is_dir = one.node.kind == Kind::Dir;
@@ -358,6 +395,10 @@ impl Walk<'_> {
             if linked && let Some(&node) = links.get(&one.inode) {
                 builder.link(dir.node, name, node)?;
                 continue;
+            }
+            if !one.lost.is_empty() {
+                let path = join(&dir.path, name);
+                one.lost.iter().for_each(|what| lost.add(what, &path));
             }
             let mut node = one.node;
             node.xattrs = builder.intern_xattrs(one.xattrs)?;
@@ -387,6 +428,17 @@ impl Walk<'_> {
             }
         }
         Ok(below)
+    }
+
+    /// Gives a directory its flags.
+    fn keep_flags(&self, dir: NodeId, path: &[u8], kept: &Kept) {
+        if kept.flags == 0 && kept.project == 0 && kept.lost.is_empty() {
+            return;
+        }
+        let mut collected = self.collected.lock();
+        let node = collected.builder.node_mut(dir);
+        (node.flags, node.project) = (kept.flags, kept.project);
+        kept.lost.iter().for_each(|what| collected.lost.add(what, path));
     }
 
     /// Counts what cannot be read, or makes it an error.
@@ -426,6 +478,11 @@ impl Walk<'_> {
             what: what.into(),
         }
     }
+}
+
+/// What fakeroot saved is about something else than the file `path` below `root`.
+fn not_faked(root: &[u8], path: &[u8], what: String) -> SourceError {
+    SourceError::Fakeroot { path: join(root, path).escape_ascii().to_string(), what }
 }
 
 /// A buffer that holds the path of one directory, to which names are added.

@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use rustix::fs::{lgetxattr, llistxattr};
 use rustix::io::Errno;
 
-use crate::source::is_kept_xattr;
+use crate::source::{is_kept_xattr, lost_xattr};
 use crate::tree::XattrSet;
 
 /// Longest list of names, and longest value, that the kernel hands out
@@ -27,12 +27,16 @@ impl XattrReader {
         XattrReader { names: vec![0; XATTR_FIRST], value: vec![0; XATTR_FIRST] }
     }
 
-    /// The attributes of `path`, not following a symlink, of the name spaces that ext4 has.
+    /// The attributes of `path`, not following a symlink, of the name spaces that ext4 has. Others are named in `lost`.
     ///
     /// # Errors
     ///
     /// What listing or reading gives; `ENODATA` when an attribute vanished between the two.
-    pub(super) fn read(&mut self, path: &CStr) -> Result<XattrSet, Errno> {
+    pub(super) fn read(
+        &mut self,
+        path: &CStr,
+        lost: &mut Vec<Box<str>>,
+    ) -> Result<XattrSet, Errno> {
         let len = match sized(&mut self.names, |buffer| llistxattr(path, buffer)) {
             Err(Errno::OPNOTSUPP) => 0,
             result => result?,
@@ -44,6 +48,8 @@ impl XattrReader {
                 let len = sized(&mut self.value, |buffer| lgetxattr(path, c_name, buffer))?;
                 let value = self.value.get(..len).unwrap_or_default();
                 set.push((c_name.to_bytes().into(), value.into()));
+            } else if !c_name.is_empty() {
+                lost.push(lost_xattr(c_name.to_bytes()));
             }
         }
         Ok(set)

@@ -18,7 +18,7 @@ use rustc_hash::FxHashMap;
 
 use super::layering::Layering;
 use super::member::{Attributes, Member, What};
-use crate::source::SourceError;
+use crate::source::{Lost, SourceError};
 use crate::tree::{DEPTH_MAX, Kind, Node, NodeId, Time, Tree, TreeBuilder, TreeError};
 
 /// A tree that grows by members.
@@ -35,6 +35,8 @@ pub(in crate::source) struct Assembler {
     has_members: bool,
     /// Which source the members are from.
     pub(super) source: u16,
+    /// Attributes of members that the tree does not have.
+    lost: Lost,
     /// State kept for several layers.
     pub(super) layering: Option<Layering>,
 }
@@ -58,6 +60,7 @@ impl Assembler {
             last_parent: (Vec::new(), NodeId::ROOT),
             has_members: false,
             source: 0,
+            lost: Lost::default(),
             layering: None,
         }
     }
@@ -65,6 +68,9 @@ impl Assembler {
     /// Places one member.
     pub(in crate::source) fn add(&mut self, member: Member) -> Result<(), SourceError> {
         let Member { offset, name, mtime, what } = member;
+        if let What::File(attributes) = &what {
+            attributes.lost.iter().for_each(|what| self.lost.add(what, &name));
+        }
         let path = self.normal(&name).map_err(|what| bad(&self.archive, offset, &name, what))?;
         if !self.has_members {
             self.has_members = true;
@@ -91,8 +97,8 @@ impl Assembler {
         }
     }
 
-    /// Resolves the remaining links and builds the tree.
-    pub(in crate::source) fn finish(mut self) -> Result<Tree, SourceError> {
+    /// Resolves the remaining links and builds the tree; with what members had that it has not.
+    pub(in crate::source) fn finish(mut self) -> Result<(Tree, Lost), SourceError> {
         self.resolve_links()?;
         // Directories counted their entries there.
         for node in self.builder.nodes_mut() {
@@ -100,7 +106,7 @@ impl Assembler {
                 node.locator = 0;
             }
         }
-        Ok(self.builder.finish()?)
+        Ok((self.builder.finish()?, self.lost))
     }
 
     fn add_file(
@@ -304,6 +310,7 @@ impl Assembler {
         node.ctime = from.ctime;
         node.size = from.size;
         node.rdev = from.rdev;
+        (node.flags, node.project) = (from.flags, from.project);
         node.xattrs = xattrs;
         node.target = target;
         if from.kind != Kind::Dir {

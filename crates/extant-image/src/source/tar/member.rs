@@ -7,6 +7,7 @@ use super::input::Input;
 use super::pax::{Pax, decimal};
 use super::{acl, stopped};
 use crate::source::SourceError;
+use crate::source::dir::flags;
 use crate::tree::{DataRun, Kind, Time, XattrSet};
 
 /// Longest extended header, long name or long link; real ones have a few hundred bytes.
@@ -44,6 +45,10 @@ pub(in crate::source) struct Attributes {
     pub(in crate::source) xattrs: XattrSet,
     pub(in crate::source) locator: u64,
     pub(in crate::source) runs: Option<Vec<DataRun>>,
+    pub(in crate::source) flags: u32,
+    pub(in crate::source) project: u32,
+    /// Names of attributes that an image cannot have.
+    pub(in crate::source) lost: Vec<Box<str>>,
 }
 
 /// One member of the archive.
@@ -328,6 +333,8 @@ impl<'a> Members<'a> {
         let atime = pax.atime.or(self.global.atime).or(header.atime.map(at)).unwrap_or(mtime);
         let ctime = pax.ctime.or(self.global.ctime).or(header.ctime.map(at)).unwrap_or(mtime);
         let xattrs = attributes(&mut pax).map_err(fault)?;
+        let mut kept = flags::sort(kind, pax.flags);
+        kept.lost.append(&mut pax.lost);
         if kind == Kind::Symlink && !(1..=4095).contains(&link.len()) {
             let len = link.len();
             return Err(fault(format!("a symbolic link of {len} bytes; it must have 1 to 4095")));
@@ -361,6 +368,9 @@ impl<'a> Members<'a> {
             xattrs,
             locator: layout.locator,
             runs: layout.runs,
+            flags: kept.flags,
+            project: kept.project,
+            lost: kept.lost,
         };
         Ok(Member { offset, name, mtime, what: What::File(attributes) })
     }

@@ -5,11 +5,13 @@
 //! POSIX.1-2017 `pax`, "pax Extended Header"; GNU tar manual, "Storing Sparse Files"; the
 //! `SCHILY.*` keys of star(5), the `LIBARCHIVE.*` and `RHT.*` keys of libarchive's tar(5).
 //!
-//! Keys that say nothing an image can hold (`comment`, `uname`, `SCHILY.ino`, inode flags …) are
+//! Keys that say nothing an image can hold (`comment`, `uname`, `SCHILY.ino` …) are
 //! passed over, as the format asks of readers that do not know a key.
 
+use extant_format::inode::InodeFlags;
+
 use super::header::SparseRun;
-use crate::source::is_kept_xattr;
+use crate::source::{is_kept_xattr, lost_xattr};
 use crate::tree::{Time, XattrSet};
 
 /// Values of extended headers for the next member, or (some of them) for all later ones.
@@ -29,6 +31,10 @@ pub(super) struct Pax {
     pub(super) xattrs: XattrSet,
     pub(super) acl_access: Option<Vec<u8>>,
     pub(super) acl_default: Option<Vec<u8>>,
+    /// Flags of the inode.
+    pub(super) flags: u32,
+    /// Names of attributes that an image cannot have.
+    pub(super) lost: Vec<Box<str>>,
     pub(super) sparse: SparsePax,
 }
 
@@ -97,6 +103,7 @@ impl Pax {
             b"SCHILY.devminor" => set(&mut self.device_minor, value, signed)?,
             b"SCHILY.acl.access" => self.acl_access = text,
             b"SCHILY.acl.default" => self.acl_default = text,
+            b"SCHILY.fflags" => self.set_flags(value),
             b"RHT.security.selinux" => {
                 // The kernel keeps the label with its NUL, the archive without.
                 let mut label = value.to_vec();
@@ -134,13 +141,50 @@ impl Pax {
     fn add_xattr(&mut self, name: &[u8], value: &[u8]) {
         if is_kept_xattr(name) && name.len() <= 255 && !name.contains(&0) {
             self.xattrs.push((name.into(), value.into()));
+        } else {
+            self.lost.push(lost_xattr(name.get(..name.len().min(255)).unwrap_or_default()));
+        }
+    }
+
+    /// Sets the flags to those in a list of names, of which the empty one takes them back.
+    fn set_flags(&mut self, list: &[u8]) {
+        self.flags = 0;
+        for name in list.split(|byte| matches!(byte, b',' | b' ')).filter(|name| !name.is_empty()) {
+            match flag_of(name) {
+                Some(flag) => self.flags |= flag.bits(),
+                None => {
+                    let name = name.get(..name.len().min(40)).unwrap_or_default();
+                    self.lost.push(format!("flag {} of an archive", name.escape_ascii()).into());
+                }
+            }
         }
     }
 }
 
+/// The flag that star and libarchive call `name`. Their flags of BSD and macOS (`uchg`, `opaque`) are none of Linux.
+fn flag_of(name: &[u8]) -> Option<InodeFlags> {
+    Some(match name {
+        b"sappnd" | b"sappend" => InodeFlags::APPEND,
+        b"schg" | b"schange" | b"simmutable" => InodeFlags::IMMUTABLE,
+        b"nodump" => InodeFlags::NODUMP,
+        b"undel" => InodeFlags::UNRM,
+        b"compress" => InodeFlags::COMPR,
+        b"noatime" => InodeFlags::NOATIME,
+        b"dirsync" => InodeFlags::DIRSYNC,
+        b"journal-data" | b"journal" => InodeFlags::JOURNAL_DATA,
+        b"secdel" | b"securedeletion" => InodeFlags::SECRM,
+        b"sync" => InodeFlags::SYNC,
+        b"notail" => InodeFlags::NOTAIL,
+        b"topdir" => InodeFlags::TOPDIR,
+        b"nocow" => InodeFlags::from_bits_retain(0x80_0000),
+        b"projinherit" => InodeFlags::PROJINHERIT,
+        _ => return None,
+    })
+}
+
 /// Keys that make sense for every member, or that are passed over anyway.
 fn is_harmless_for_all(key: &[u8]) -> bool {
-    let about_one = matches!(key, b"path" | b"linkpath" | b"size")
+    let about_one = matches!(key, b"path" | b"linkpath" | b"size" | b"SCHILY.fflags")
         || [&b"GNU.sparse."[..], b"SCHILY.xattr.", b"LIBARCHIVE.xattr.", b"SCHILY.acl."]
             .iter()
             .any(|prefix| key.starts_with(prefix))
