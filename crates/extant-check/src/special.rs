@@ -73,6 +73,12 @@ impl Checker<'_> {
                 self.problem(Problem::Dtime { ino, dtime, links });
             }
         }
+        // The next mount ends a truncation that a crash has cut short.
+        for (ino, size) in std::mem::take(&mut self.found.short_sizes) {
+            if !self.found.orphans.contains(&ino.0) {
+                self.problem(Problem::Size { ino, size, why: "blocks behind it hold data" });
+            }
+        }
         // There are fewer than inodes.
         let count = self.found.orphans.len() as u32;
         self.state_mut().orphans = count;
