@@ -370,8 +370,11 @@ impl Scan<'_, '_> {
         for number in 0..u64::from(reserved) {
             let home = first + number;
             self.read_block(home, &mut copy)?;
-            for (slot, backup) in backups.iter().take(per_block as usize).enumerate() {
-                let wanted = home + u64::from(backup.0) * u64::from(self.sb.blocks_per_group);
+            // Behind them is nothing: whatever it is, e2fsck takes it for a block of this inode.
+            for slot in 0..per_block as usize {
+                let wanted = backups.get(slot).map_or(0, |backup| {
+                    home + u64::from(backup.0) * u64::from(self.sb.blocks_per_group)
+                });
                 right &= u64::from(field32(&copy, slot * 4)) == wanted;
             }
         }
