@@ -22,6 +22,8 @@ pub(crate) struct Found {
     /// Times of deletion of inodes in use.
     pub(crate) dtimes: BTreeMap<u32, u32>,
     pub(crate) low_dtimes: Vec<(Ino, u32, u16)>,
+    /// Files, and their sizes, with written blocks behind their end.
+    pub(crate) short_sizes: Vec<(Ino, u64)>,
     /// Inodes known as orphans.
     pub(crate) orphans: BTreeSet<u32>,
     pub(crate) usage: [Usage; 3],
@@ -106,6 +108,7 @@ impl Found {
         self.value_states.append(&mut part.value_states);
         self.dtimes.append(&mut part.dtimes);
         self.low_dtimes.append(&mut part.low_dtimes);
+        self.short_sizes.append(&mut part.short_sizes);
         for (all, some) in self.usage.iter_mut().zip(part.usage) {
             for (id, (bytes, inodes)) in some {
                 let sum = all.entry(id).or_default();

@@ -691,7 +691,8 @@ impl Scan<'_, '_> {
                 let last = map.written_end.saturating_sub(1).saturating_mul(block);
                 let is_verity = inode.flags.contains(InodeFlags::VERITY);
                 if map.written_end != 0 && size < last && !is_verity {
-                    self.problem(Problem::Size { ino, size, why: "blocks behind it hold data" });
+                    // Whether a truncation is under way is not known before the orphans are.
+                    self.part.short_sizes.push((ino, size));
                 }
             }
             _ => {}

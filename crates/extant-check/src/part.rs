@@ -61,6 +61,7 @@ pub(crate) struct Part {
     pub(crate) dtimes: BTreeMap<u32, u32>,
     /// Inodes without links whose time of deletion is a possible inode number: they may be orphans.
     pub(crate) low_dtimes: Vec<(Ino, u32, u16)>,
+    pub(crate) short_sizes: Vec<(Ino, u64)>,
     pub(crate) policies: BTreeMap<u32, Vec<u8>>,
     pub(crate) usage: [Usage; 3],
     pub(crate) directories: u32,

@@ -73,6 +73,12 @@ impl Checker<'_> {
                 self.problem(Problem::Dtime { ino, dtime, links });
             }
         }
+        // The next mount ends a truncation that a crash has cut short.
+        for (ino, size) in std::mem::take(&mut self.found.short_sizes) {
+            if !self.found.orphans.contains(&ino.0) {
+                self.problem(Problem::Size { ino, size, why: "blocks behind it hold data" });
+            }
+        }
         // There are fewer than inodes.
         let count = self.found.orphans.len() as u32;
         self.state_mut().orphans = count;
@@ -364,8 +370,11 @@ impl Scan<'_, '_> {
         for number in 0..u64::from(reserved) {
             let home = first + number;
             self.read_block(home, &mut copy)?;
-            for (slot, backup) in backups.iter().take(per_block as usize).enumerate() {
-                let wanted = home + u64::from(backup.0) * u64::from(self.sb.blocks_per_group);
+            // Behind them is nothing: whatever it is, e2fsck takes it for a block of this inode.
+            for slot in 0..per_block as usize {
+                let wanted = backups.get(slot).map_or(0, |backup| {
+                    home + u64::from(backup.0) * u64::from(self.sb.blocks_per_group)
+                });
                 right &= u64::from(field32(&copy, slot * 4)) == wanted;
             }
         }

@@ -20,6 +20,7 @@ use serde_json::{Map, Value, json};
 use crate::disk::{Disk, Made};
 use crate::exit::{Exit, Failure, Result};
 use crate::fault::io_exit;
+use crate::in_use::loop_device_of;
 use crate::interrupt;
 use crate::output::{Out, complain, put_bytes};
 use crate::progress::Bar;
@@ -135,6 +136,17 @@ impl TargetSet {
     pub(crate) fn look_at(&self, out: &OsStr) -> Result<Target> {
         let path = PathBuf::from(out);
         let windowed = self.offset.is_some() || self.partition.is_some();
+        // Also with --force: the kernel would write what it has in memory over the new contents, or lose
+        // it with the old file.
+        if out != "-"
+            && !self.plan
+            && let Some(holder) = loop_device_of(&path)
+        {
+            let name = escape(path.as_os_str().as_bytes());
+            let message = format!("{name} is in use: the kernel has it as {holder}");
+            return Err(Failure::new(Exit::Refused, message)
+                .hint(format!("unmount it and detach it: losetup -d {holder}")));
+        }
         let kind = if out == "-" {
             if windowed {
                 return Err(Failure::usage("--offset and --partition need a file, not -"));

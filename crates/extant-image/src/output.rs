@@ -7,6 +7,9 @@
 //!   or a power failure, leaves nothing. Where the file system has no files without names, the file
 //!   has a temporary name, and is removed unless the run is killed.
 //! - O2. A target that seems to hold data is not overwritten unless the caller asks for it.
+//! - O3. A file that another process has open for writing, such as the image of a mount, is neither
+//!   overwritten nor replaced: what is still written to it would be lost with its name. Nor can a process
+//!   begin to write to it before the new file has the name.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -152,6 +155,8 @@ pub fn refuse_if_in_use(path: &Path) -> Result<(), OutputError> {
 pub struct Output {
     device: FileDevice,
     place: Place,
+    /// The file that is replaced, without writers (O3).
+    _replaced: Option<FileDevice>,
 }
 
 enum Place {
@@ -172,7 +177,8 @@ impl Output {
     ///
     /// # Errors
     ///
-    /// [`OutputError`].
+    /// [`OutputError::Open`] with [`OpenError::Locked`] while another process has the file that is there
+    /// open for writing; [`OutputError`].
     pub fn create(path: &Path, bytes: u64) -> Result<Output, OutputError> {
         // A link to a file that does not exist yet is followed too.
         let name = match fs::canonicalize(path) {
@@ -183,6 +189,7 @@ impl Output {
             },
         };
         let mode = fs::metadata(&name).ok().map(|m| m.mode() & 0o7777);
+        let _replaced = without_writers(&name)?;
         if let Some(file) = nameless(directory_of(&name))
             .map_err(io_error("create a file in", directory_of(&name)))?
         {
@@ -193,7 +200,7 @@ impl Output {
                     .map_err(io_error("set the permissions of", &name))?;
             }
             let device = FileDevice::with_file(file, &name, false)?;
-            return Ok(Output { device, place: Place::Nameless { name } });
+            return Ok(Output { device, place: Place::Nameless { name }, _replaced });
         }
         let mut last = None;
         // A name that is taken is another run's or an attack; a few draws are plenty.
@@ -206,7 +213,8 @@ impl Output {
                         fs::set_permissions(&temporary, permissions)
                             .map_err(io_error("set the permissions of", &temporary))?;
                     }
-                    return Ok(Output { device, place: Place::Rename { temporary, name } });
+                    let place = Place::Rename { temporary, name };
+                    return Ok(Output { device, place, _replaced });
                 }
                 Err(OpenError::Io { source, .. })
                     if source.kind() == io::ErrorKind::AlreadyExists =>
@@ -241,7 +249,7 @@ impl Output {
                 image_bytes: bytes,
             });
         }
-        Ok(Output { device, place: Place::Direct })
+        Ok(Output { device, place: Place::Direct, _replaced: None })
     }
 
     /// Standard output: the image is made in an unnamed file in `directory` and copied at the
@@ -254,7 +262,7 @@ impl Output {
         let file = unnamed(directory).map_err(io_error("create a temporary file in", directory))?;
         file.set_len(bytes).map_err(io_error("resize a temporary file in", directory))?;
         let device = FileDevice::with_file(file, Path::new("standard output"), false)?;
-        Ok(Output { device, place: Place::Stdout })
+        Ok(Output { device, place: Place::Stdout, _replaced: None })
     }
 
     /// Returns where to write.
@@ -321,6 +329,15 @@ impl Drop for Output {
             let _ = fs::remove_file(temporary);
         }
     }
+}
+
+/// Keeps writers from a file that is to be replaced (O3). One that cannot be read is nobody's image.
+fn without_writers(name: &Path) -> Result<Option<FileDevice>, OutputError> {
+    let Ok(old) = FileDevice::open_read_only(name) else { return Ok(None) };
+    if !sabotage("image.output.writers-not-asked") {
+        old.exclude_writers()?;
+    }
+    Ok(Some(old))
 }
 
 /// Puts a temporary file in its place, durable; a failure removes it.
@@ -475,6 +492,23 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().len(), 4096);
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o640);
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    }
+
+    #[test]
+    fn a_file_that_somebody_writes_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        fs::write(&path, vec![1; 4096]).unwrap();
+        let writer = FileDevice::open_read_write(&path).unwrap();
+        let refused = Output::create(&path, 8192).err().unwrap();
+        assert!(matches!(refused, OutputError::Open(OpenError::Locked { .. })), "{refused}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+        drop(writer);
+        let output = Output::create(&path, 8192).unwrap();
+        let late = FileDevice::open_read_write(&path).err().unwrap();
+        assert!(matches!(late, OpenError::Locked { .. }), "{late}");
+        output.commit().unwrap();
+        assert_eq!(FileDevice::open_read_write(&path).unwrap().size_bytes(), 8192);
     }
 
     #[test]

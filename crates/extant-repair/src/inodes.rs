@@ -55,7 +55,8 @@ pub(crate) fn fix(state: &mut State, ino: Ino, problems: &[Problem]) -> Fixed {
             | Problem::FileBlock { .. }
             | Problem::BlockChecksum { .. } => wants_map = true,
             Problem::BlockRange { block, .. } => {
-                if record.file_acl(state.is_wide()) == *block {
+                // Without an attribute block the field is 0, and a map may lead to block 0.
+                if block.0 != 0 && record.file_acl(state.is_wide()) == *block {
                     record.set_file_acl(0, true);
                 } else {
                     wants_map = true;

@@ -129,6 +129,39 @@ fn undo_puts_back_what_was_first() {
     assert!(undo(&device, &mut Cursor::new(&file[..20])).is_err());
 }
 
+/// What a debugger or a torn write leaves, with blocks of 1 KiB, where block 0 belongs to nobody.
+#[test]
+fn a_map_that_leads_to_block_0_is_made_anew() {
+    let dir = tempdir().unwrap();
+    let device = require!(sample(dir.path(), SETS[2]));
+    let path = dir.path().join("damaged.img");
+    extant_testkit::image::save(&device, &path);
+    // In the root of a tree: the low half of where its first extent lies.
+    oracle::debugfs(&path, true, "set_inode_field /d/file1 block[5] 0").unwrap();
+    let device = extant_testkit::image::load(&path);
+    let found = problems(&device);
+    assert!(found.iter().any(|problem| problem.contains("block 0 ")), "{found:?}");
+    let outcome = repaired(&device).unwrap();
+    assert!(outcome.is_repaired(), "{:#?}", outcome.findings);
+    assert_eq!(problems(&device), [""; 0]);
+}
+
+/// The second block of the reserve for growth lists a block behind the backups that there are.
+#[test]
+fn a_list_of_the_resize_inode_has_nothing_behind_its_end() {
+    let dir = tempdir().unwrap();
+    let device = require!(sample(dir.path(), SETS[2]));
+    let mut sb = [0; 1024];
+    device.read_at(1024, &mut sb).unwrap();
+    assert_ne!(u16::from_le_bytes([sb[0xce], sb[0xcf]]), 0, "it has a reserve");
+    // Behind the superblock and one block of descriptors.
+    device.write_at(4 * 1024 + 700, &[1, 2, 3, 4]).unwrap();
+    assert_eq!(problems(&device).len(), 1);
+    repaired(&device).unwrap();
+    assert_eq!(problems(&device), [""; 0]);
+    assert_eq!(common::e2fsck(&device, dir.path(), false).unwrap(), "");
+}
+
 #[test]
 fn a_clean_image_is_not_written() {
     for features in SETS {

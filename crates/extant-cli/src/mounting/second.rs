@@ -2,9 +2,12 @@
 //! file systems have it.
 
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
 
 use extant_fuse::mount::bind;
 use rustix::process::geteuid;
+use serde_json::Value;
 
 use crate::exit::{Exit, Failure, Result};
 use crate::mounting::launcher::Request;
@@ -18,14 +21,21 @@ use crate::text::escape;
 pub(crate) fn show(request: &Request) -> Result<Option<Exit>> {
     let choices = &request.choices;
     let source = source_name(&request.image, choices);
-    let all = table::all().unwrap_or_default();
-    let live = all.into_iter().rev().find(|entry| entry.is_ours() && entry.source == source);
-    let Some(live) = live.filter(|_| geteuid().is_root() && !choices.foreground) else {
+    if !geteuid().is_root() || choices.foreground {
         return Ok(None);
-    };
+    }
+    let ours = identity(choices.source.written(&request.image));
+    let all = table::all().unwrap_or_default();
+    let live = all.into_iter().rev().filter(|entry| entry.is_ours() && entry.source == source);
     // A dead one is no obstacle: whoever opens the image finds that out.
-    let Ok(info) = asked::info(&live.point) else { return Ok(None) };
-    let is_read_only = info.get("read_only").and_then(serde_json::Value::as_bool) == Some(true);
+    let live = live.filter_map(|entry| asked::info(&entry.point).ok().map(|info| (entry, info)));
+    let shown = live.into_iter().find(|(_, info)| match &ours {
+        Some(ours) => serves(info, ours),
+        // No file of this host.
+        None => true,
+    });
+    let Some((live, info)) = shown else { return Ok(None) };
+    let is_read_only = info.get("read_only").and_then(Value::as_bool) == Some(true);
     let (image, point) = (escape(source.as_bytes()), escape(live.point.as_os_str().as_bytes()));
     if is_read_only {
         return match choices.read_only {
@@ -42,4 +52,27 @@ pub(crate) fn show(request: &Request) -> Result<Option<Exit>> {
         "note: {image} is mounted on {point} already: this shows the same, with the options of that"
     ));
     Ok(Some(Exit::Success))
+}
+
+/// What tells a file or device from others.
+#[derive(PartialEq, Eq)]
+enum Identity {
+    File(u64, u64),
+    Device(u64),
+}
+
+fn identity(path: &Path) -> Option<Identity> {
+    let found = std::fs::metadata(path).ok()?;
+    Some(match found.file_type().is_block_device() {
+        true => Identity::Device(found.rdev()),
+        false => Identity::File(found.dev(), found.ino()),
+    })
+}
+
+/// Returns whether a server has that very file open. What its name leads to may have become another one since
+/// it was mounted.
+fn serves(info: &Value, image: &Identity) -> bool {
+    let Some(pid) = info.get("pid").and_then(Value::as_u64) else { return false };
+    let Ok(open) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+    open.flatten().any(|file| identity(&file.path()).as_ref() == Some(image))
 }

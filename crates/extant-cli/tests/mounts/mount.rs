@@ -101,6 +101,53 @@ fn a_second_mount_of_an_image_shows_the_first() {
     mounts.clean();
 }
 
+/// A name may lead to another file than when it was mounted: what is shown is what it leads to now.
+#[test]
+fn a_new_image_under_the_name_of_a_mounted_one_is_another() {
+    let Some(mounts) = mounts() else { return };
+    fs::create_dir(mounts.path("n")).unwrap();
+    fs::create_dir(mounts.path("o")).unwrap();
+    mounts.mount(&[]).succeeds();
+    fs::write(mounts.inside("old"), "old").unwrap();
+    fs::rename(mounts.path("a.img"), mounts.path("b.img")).unwrap();
+    mounts.place.run(&["mkfs", "a.img", "16M"]).succeeds();
+    mounts.place.run(&["mount", "a.img", "n"]).succeeds();
+    fs::write(mounts.path("n/new"), "new").unwrap();
+    mounts.place.run(&["mount", "a.img", "o"]).succeeds().complains(&["already"]);
+    assert!(fs::metadata(mounts.path("o/new")).is_ok());
+    assert!(fs::metadata(mounts.path("o/old")).is_err());
+    mounts.place.run(&["umount", "o", "n", "m"]).succeeds();
+    for (image, name) in [("a.img:/new", "new"), ("b.img:/old", "old")] {
+        assert_eq!(mounts.place.run(&["cat", image]).succeeds().out(), name);
+    }
+}
+
+/// What is mounted would lose its name, and with it all that is still written to it.
+#[test]
+fn what_is_mounted_is_not_replaced_also_if_told_to() {
+    let Some(mounts) = mounts() else { return };
+    fs::create_dir(mounts.path("tree")).unwrap();
+    let build = &["build", "--force", "a.img", "--from", "tree"][..];
+    let mkfs = &["mkfs", "--force", "a.img"][..];
+    let metadata = &["metadata", "-f", "a.img", "a.img"][..];
+    let tar = &["tar", "-o", "a.img", "a.img"][..];
+    mounts.mount(&[]).succeeds();
+    for order in [build, mkfs, metadata, tar] {
+        mounts.place.run(order).ends_with(7).complains(&["in use", "process"]);
+    }
+    fs::write(mounts.inside("kept"), "kept").unwrap();
+    mounts.umount();
+    assert_eq!(mounts.place.run(&["cat", "a.img:/kept"]).succeeds().out(), "kept");
+    let loops = tool("losetup", &["-f", "--show", "a.img"], mounts.place.0.path());
+    let Some(made) = loops.filter(|ran| ran.status.success()) else { return };
+    let device = text(&made).trim().to_owned();
+    for order in [build, mkfs] {
+        mounts.place.run(order).ends_with(7).complains(&["in use", &device]);
+    }
+    tool("losetup", &["-d", &device], mounts.place.0.path());
+    mounts.clean();
+}
+
 #[test]
 fn what_is_write_protected_is_mounted_for_reading() {
     let Some(mounts) = mounts() else { return };

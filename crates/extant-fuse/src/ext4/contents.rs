@@ -63,6 +63,8 @@ const REFUSED_FOR: Duration = Duration::from_millis(200);
 /// Number and length of the sleeps while a ring's thread waits for its turn to wait.
 const TURNS: u32 = 25;
 const TURN: Duration = Duration::from_millis(2);
+/// Number of such sleeps for who looks for data or a hole, over a ring.
+const SOUGHT_TURNS: u32 = 500;
 /// Bytes that are room again.
 const ROOM_AGAIN: u64 = 1 << 20;
 
@@ -403,7 +405,7 @@ impl Ext4<'_> {
         let Position { node, offset } = from;
         let inode = self.inode(node)?;
         if self.holds_writes_back && self.nodes.has_writers(node) {
-            self.bring_back(node_of(inode.ino()))?;
+            self.bring_back_in_time(node_of(inode.ino()))?;
         }
         let size = inode.metadata().size;
         if offset >= size {
@@ -430,6 +432,20 @@ impl Ext4<'_> {
     fn bring_back(&self, node: NodeId) -> Reply<()> {
         // Asked to do without, the kernel takes everything for data, which is never wrong.
         self.while_others_write(|| self.kernel.drop_cached(node, 0).map_err(|_| Errno::EIO))
+    }
+
+    /// The same for a request that cannot do without: while others wait it is put off, and answered
+    /// behind them. A slot of a ring belongs to its thread until there is an answer, so there the
+    /// waiting ends.
+    fn bring_back_in_time(&self, node: NodeId) -> Reply<()> {
+        for _ in 0..SOUGHT_TURNS {
+            match self.bring_back(node) {
+                Err(Errno::EAGAIN) if !self.over_rings => return Err(Errno::LATER),
+                Err(Errno::EAGAIN) => self.clock.sleep(TURN),
+                brought => return brought,
+            }
+        }
+        self.bring_back(node)
     }
 
     /// Waits for what the kernel writes, if enough other threads are left to take it; else `EAGAIN`.
