@@ -105,6 +105,18 @@ pub(crate) fn resize(work: &mut Work<'_>) -> Result {
             }
         }
     }
+    let copies = image.backups()?;
+    if copies.is_empty() && image.sb.group_count > 1 {
+        return refuse(
+            "inode size",
+            "no group has a copy of superblock and descriptors, which would undo it after a cut",
+        );
+    }
+    work.hides = Some(copies);
+    work.may_journal = false;
+    let unwritten = unwritten_tables(image)?;
+    work.zeroes.extend(unwritten);
+    let image = &work.image;
     let mut tables: Vec<Range<u64>> = Vec::new();
     let mut sb = image.sb.clone();
     sb.inode_size = new;
@@ -154,6 +166,25 @@ pub(crate) fn resize(work: &mut Work<'_>) -> Result {
     work.image.write_superblock()?;
     work.to_check = true;
     Ok(())
+}
+
+/// Parts of inode tables that were never written. After a cut e2fsck goes back to copies of descriptors, and
+/// believes their marks of unused parts no more: what it would read there must be zeros.
+fn unwritten_tables(image: &Image) -> Result<Vec<Range<u64>>> {
+    let mut list = Vec::new();
+    if !image.has_flags() {
+        return Ok(list);
+    }
+    let size = u64::from(image.sb.inode_size.max(128));
+    let per = u64::from(image.sb.inodes_per_group);
+    for group in 0..image.sb.group_count {
+        let used = u64::from(records_in(image, group)?);
+        if used < per && !image.is_uninit(group, GroupFlags::INODE_ZEROED)? {
+            let start = image.group(group)?.inode_table.0 * image.block_bytes() as u64;
+            list.push(start + used * size..start + per * size);
+        }
+    }
+    Ok(list)
 }
 
 fn move_table(

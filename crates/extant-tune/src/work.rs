@@ -25,6 +25,8 @@ pub(crate) struct Work<'a> {
     pub(crate) what: String,
     pub(crate) may_journal: bool,
     pub(crate) new_first: bool,
+    /// The superblock is hidden while the step is done; the copies of before.
+    pub(crate) hides: Option<Vec<(u64, Vec<u8>)>>,
     /// Bytes that become zeros before anything else is written.
     pub(crate) zeroes: Vec<std::ops::Range<u64>>,
     /// All of the image is to be checked as it will be.
@@ -50,6 +52,7 @@ impl<'a> Work<'a> {
             what,
             may_journal: true,
             new_first: false,
+            hides: None,
             zeroes: Vec::new(),
             to_check: false,
             full_dirs: Vec::new(),
@@ -81,6 +84,7 @@ impl<'a> Work<'a> {
             backups,
             may_journal: self.may_journal,
             new_first: self.new_first,
+            hides: self.hides,
         };
         Ok(Planned { what: self.what, zeroes: self.zeroes, step })
     }
