@@ -10,7 +10,7 @@
 //!
 //! ```text
 //! commit     a step reaches the device: one transaction, or marked as in need of a check
-//! marks      clusters that become used or free
+//! marks      clusters and inodes that become used or free
 //! map        maps of files, read whole and built anew
 //! image      superblock, descriptors, bitmaps and inodes, changed in a draft
 //! reserve    the resize inode

@@ -11,7 +11,6 @@ use extant_format::inode::{Inode, InodeFlags, InodeLayout};
 use extant_format::record::{self, Record, put};
 
 use crate::error::{Result, TuneError, refuse};
-use crate::space::inode_bitmap;
 use crate::work::Work;
 
 /// How many records of a group may be in use: those behind were never written.
@@ -34,7 +33,7 @@ pub(crate) fn each_inode(
     let block = image.block_bytes();
     for group in 0..image.sb.group_count {
         let count = records_in(image, group)?;
-        let bitmap = inode_bitmap(image, group)?;
+        let bitmap = image.inode_bitmap(group)?;
         if count == 0 {
             continue;
         }
@@ -200,7 +199,7 @@ fn move_table(
     let per = image.sb.inodes_per_group;
     let start = image.group(group)?.inode_table.0 * block as u64;
     let count = records_in(image, group)? as usize;
-    let bitmap = inode_bitmap(image, group)?;
+    let bitmap = image.inode_bitmap(group)?;
     let mut from = vec![0; (count * old).next_multiple_of(block)];
     image.draft.read_at(start, &mut from)?;
     let mut to = vec![0; (count * new).next_multiple_of(block)];

@@ -12,7 +12,7 @@ use extant_format::record::{self, Record, put};
 
 use crate::error::{Result, TuneError, refuse};
 use crate::request::Request;
-use crate::space::{Space, free_inode, mark_inode};
+use crate::space::{Space, free_inode};
 
 /// A step being planned.
 pub(crate) struct Work<'a> {
@@ -140,7 +140,7 @@ impl<'a> Work<'a> {
         image.set_clusters(&mut record, clusters + nodes.len() as u64);
         image.store(&record)?;
         if !in_use {
-            mark_inode(&mut self.image, record.ino, true)?;
+            self.image.mark_inode(record.ino, true, false)?;
         }
         Ok(record)
     }
@@ -185,7 +185,7 @@ impl<'a> Work<'a> {
         record.clear();
         self.image.store(&record)?;
         if ino.0 >= self.image.sb.first_inode.0 {
-            mark_inode(&mut self.image, ino, false)?;
+            self.image.mark_inode(ino, false, false)?;
         }
         Ok(())
     }
