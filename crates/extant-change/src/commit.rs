@@ -8,7 +8,9 @@
 //! - C3. Without a journal, or with changes that do not fit into it, the superblock says that a check is
 //!   needed from before the first change until after the last; its numbers change last when the file
 //!   system grows, and first when it becomes smaller.
-//! - C4. The log is empty after each step: no copy in it is ever older than its block.
+//! - C4. A step that [`Step::hides`] the superblock is done with the second write to it: in between, no
+//!   program takes the superblock for one, and its copies are those of before the step.
+//! - C5. The log is empty after each step: no copy in it is ever older than its block.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -107,6 +109,11 @@ pub struct Step {
     pub may_journal: bool,
     /// Without a journal: the new superblock is written before the other blocks, and not after them.
     pub new_first: bool,
+    /// Superblock and descriptors have no meaning without each other, so that nobody may look at the one of
+    /// before with the others of after: the superblock is hidden meanwhile. These are its copies, and those
+    /// of descriptors, of before the step, which are written first. None at all: the only group keeps a
+    /// copy of its descriptor behind it.
+    pub hides: Option<Vec<(u64, Vec<u8>)>>,
 }
 
 /// Where changes go.
@@ -180,7 +187,7 @@ impl Committer {
     ///
     /// # Errors
     ///
-    /// [`ChangeError`]; what was written then, C1 to C4 say.
+    /// [`ChangeError`]; what was written then, C1 to C5 say.
     pub fn commit(&mut self, image: &Image) -> Result {
         let mut switch = image.draft.take()?;
         // What lies behind the end so far is referred to by the new superblock only.
@@ -188,22 +195,30 @@ impl Committer {
         // What is behind a new end is never believed again; what is in front of one is not believed yet.
         let new_first = image.sb.blocks_count < self.stored.blocks_count;
         let (sb, backups) = (image.sb.clone(), image.backups()?);
-        self.apply(Step { quiet, switch, sb, backups, may_journal: true, new_first })
+        self.apply(Step { quiet, switch, sb, backups, may_journal: true, new_first, hides: None })
     }
 
     /// Makes a step true on the device.
     ///
     /// # Errors
     ///
-    /// [`ChangeError`]; what was written then, C1 to C4 say.
+    /// [`ChangeError`]; what was written then, C1 to C5 say.
     pub fn apply(&mut self, step: Step) -> Result {
         self.write(&step.quiet)?;
         self.device.flush()?;
-        if !step.switch.is_empty() {
+        if let Some(copies) = step.hides {
+            self.switch_hidden(&step.sb, step.switch, copies)?;
+        } else if !step.switch.is_empty() {
             self.switch(&step.sb, step.switch, step.may_journal, step.new_first)?;
         }
         self.stored = step.sb;
-        for (offset, bytes) in step.backups {
+        self.write_copies(step.backups)?;
+        Ok(self.device.flush()?)
+    }
+
+    /// Writes copies that are not as they should be, as far as the device goes.
+    fn write_copies(&self, copies: Vec<(u64, Vec<u8>)>) -> Result {
+        for (offset, bytes) in copies {
             let mut old = vec![0; bytes.len()];
             if offset + bytes.len() as u64 <= self.device.size_bytes() {
                 self.device.read_at(offset, &mut old)?;
@@ -212,7 +227,55 @@ impl Committer {
                 }
             }
         }
-        Ok(self.device.flush()?)
+        Ok(())
+    }
+
+    /// Switches over while no program takes the superblock for one (C4).
+    fn switch_hidden(
+        &self,
+        new: &Superblock,
+        mut changed: Blocks,
+        copies: Vec<(u64, Vec<u8>)>,
+    ) -> Result {
+        let size = self.stored.block_size.len();
+        let home = SUPERBLOCK_OFFSET / size as u64;
+        let table = u64::from(self.stored.first_data_block) + 1;
+        let spare = copies.is_empty().then(|| self.spare_descriptor(table)).transpose()?;
+        self.write_copies(copies)?;
+        self.device.flush()?;
+        if !sabotage("change.commit.not-hidden") {
+            self.device.write_at(SUPERBLOCK_OFFSET, &self.stored.encode_in_change())?;
+            self.device.flush()?;
+        }
+        changed.remove(&home);
+        let mut cleaned = None;
+        if let (Some(spare), Some(block)) = (&spare, changed.get_mut(&table)) {
+            cleaned = Some(block.clone());
+            block[spare.len()..2 * spare.len()].copy_from_slice(spare);
+        }
+        self.write(&changed)?;
+        self.device.flush()?;
+        self.unmark(new)?;
+        match cleaned {
+            Some(block) => self.write(&Blocks::from([(table, block)])),
+            None => Ok(()),
+        }
+    }
+
+    /// Puts a copy of the only descriptor behind it, and returns it.
+    fn spare_descriptor(&self, table: u64) -> Result<Vec<u8>> {
+        let size = usize::from(self.stored.desc_size).max(32);
+        // Both within one sector, so that they change together.
+        if self.stored.group_count != 1 || 2 * size > 512 {
+            return Err(ChangeError::damaged("there is no copy of the descriptors"));
+        }
+        let at = table * u64::from(self.stored.block_size.bytes());
+        let mut bytes = vec![0; 2 * size];
+        self.device.read_at(at, &mut bytes[..size])?;
+        bytes.copy_within(..size, size);
+        self.device.write_at(at, &bytes)?;
+        bytes.truncate(size);
+        Ok(bytes)
     }
 
     fn switch(

@@ -10,8 +10,9 @@
 //!
 //! ```text
 //! commit     a step reaches the device: one transaction, or marked as in need of a check
-//! marks      clusters that become used or free
+//! marks      clusters and inodes that become used or free
 //! map        maps of files, read whole and built anew
+//!   walk       what of a map can be believed; repairs read by it, too
 //! image      superblock, descriptors, bitmaps and inodes, changed in a draft
 //! reserve    the resize inode
 //! settle     replay of the journal, multi-mount protection
@@ -33,12 +34,14 @@ mod map;
 mod marks;
 mod reserve;
 mod settle;
+mod walk;
 
 pub use commit::{Committer, Step};
 pub use draft::{Blocks, Draft};
 pub use error::{ChangeError, Result};
 pub use image::{Image, superblock};
-pub use map::{FileMap, end_of, joined};
+pub use map::set_sectors;
 pub use marks::{Marks, cluster_of, first_of};
 pub use reserve::{double_of, write_resize_inode};
 pub use settle::{Guard, is_unsettled, settle, settled_view};
+pub use walk::{FileMap, end_of, is_extent_node, joined, walk};

@@ -1,10 +1,13 @@
-//! Clusters by number, and marks in the bitmaps of their groups.
+//! Clusters and inodes by number, and marks in the bitmaps of their groups.
 
 use std::collections::BTreeMap;
 
+use extant_base::Ino;
+use extant_format::bitmap::{Bitmap, BitmapRef};
+use extant_format::group::GroupFlags;
 use extant_format::superblock::Superblock;
 
-use crate::error::Result;
+use crate::error::{ChangeError, Result};
 use crate::image::Image;
 
 /// The first block of a cluster.
@@ -56,5 +59,61 @@ impl Marks {
         }
         image.count();
         image.write_superblock()
+    }
+}
+
+impl Image {
+    /// The inode bitmap of a group, as it is or as its flag says.
+    ///
+    /// # Errors
+    ///
+    /// [`ChangeError`].
+    pub fn inode_bitmap(&self, group: u32) -> Result<Bitmap> {
+        if self.is_uninit(group, GroupFlags::INODE_UNINIT)? {
+            let bits = self.sb.inodes_per_group;
+            return Ok(Bitmap::of_uninit_group(self.block_bytes(), bits, []));
+        }
+        let bytes = self.read_block(self.group(group)?.inode_bitmap.0)?;
+        Bitmap::decode(&bytes, bytes.len()).map_err(|error| ChangeError::damaged(error.to_string()))
+    }
+
+    /// Marks an inode in the draft, with the counts of its group. `is_dir`: it counts as a directory.
+    ///
+    /// Of a group's inodes that were never used, the next one is to be marked first: records up to the last
+    /// one in use are looked at.
+    ///
+    /// # Errors
+    ///
+    /// [`ChangeError`].
+    pub fn mark_inode(&mut self, ino: Ino, used: bool, is_dir: bool) -> Result {
+        let none = || ChangeError::damaged(format!("there is no inode {ino}"));
+        let (group, at) = self.sb.group_of_inode(ino).ok_or_else(none)?;
+        let mut bitmap = self.inode_bitmap(group.0)?;
+        let mut descriptor = self.group(group.0)?;
+        let _was_so = if used { bitmap.set(at) } else { bitmap.clear(at) };
+        let per = self.sb.inodes_per_group;
+        descriptor.free_inodes = bitmap.view().count_clear(0..per);
+        if is_dir {
+            descriptor.directories = match used {
+                true => descriptor.directories.saturating_add(1),
+                false => descriptor.directories.saturating_sub(1),
+            };
+        }
+        if self.has_flags() {
+            descriptor.flags.remove(GroupFlags::INODE_UNINIT);
+            if used && at >= per.saturating_sub(descriptor.itable_unused) {
+                descriptor.itable_unused = per - at - 1;
+            }
+        }
+        if self.sb.features.metadata_csum() {
+            descriptor.inode_bitmap_checksum =
+                BitmapRef::new(bitmap.as_bytes()).checksum(self.sb.checksum_seed(), per);
+        }
+        self.write_block(descriptor.inode_bitmap.0, bitmap.as_bytes())?;
+        if let Some(slot) = self.groups.get_mut(group.0 as usize) {
+            *slot = descriptor;
+        }
+        self.count();
+        self.write_descriptors(group.0..group.0 + 1)
     }
 }

@@ -112,6 +112,14 @@ pub enum SuperblockError {
         /// The block size.
         block_bytes: u32,
     },
+    /// The mark that [`Superblock::encode_in_change`] leaves while inode tables change their places.
+    #[error(
+        "superblock: a change of the size of its inodes was cut off; `extant repair` (or `e2fsck -fy`) puts back inodes of {old} bytes"
+    )]
+    InodeSizeInChange {
+        /// The inode size before the change.
+        old: u16,
+    },
     /// A descriptor size that is no power of two between 64 and 1024, with `64bit`.
     #[error("superblock: descriptor size {found} is not a power of two from 64 to 1024")]
     DescriptorSize {
@@ -371,6 +379,16 @@ pub(crate) fn split32(value: u32) -> (U16, U16) {
     (U16::from_bytes([a, b]), U16::from_bytes([c, d]))
 }
 
+/// The bit of `s_inode_size` that is set while inode tables change their places; the low byte is the
+/// logarithm of the size before.
+const IN_CHANGE: u16 = 0x8000;
+
+/// The inode size before a change that is under way.
+fn size_before_change(stored: u16) -> Option<u16> {
+    let log = stored.checked_sub(IN_CHANGE)?;
+    (7..=15).contains(&log).then(|| 1 << log)
+}
+
 impl Superblock {
     /// Decodes the first 1024 bytes of `bytes` and checks S1 to S4 and the checksum.
     ///
@@ -502,6 +520,41 @@ impl Superblock {
         let mut bytes = [0; SUPERBLOCK_BYTES];
         bytes.copy_from_slice(self.to_raw().as_bytes());
         bytes
+    }
+
+    /// The 1024 bytes to store while inode tables change their places: an inode size that nobody accepts,
+    /// from which [`Superblock::decode_in_change`] knows the one before.
+    ///
+    /// Linux refuses to mount it, and e2fsck takes a backup instead, which is to be of before the change.
+    pub fn encode_in_change(&self) -> [u8; SUPERBLOCK_BYTES] {
+        let mut raw = self.to_raw();
+        let log = self.inode_size.checked_ilog2().unwrap_or_default();
+        raw.s_rev_level = U32::new(self.revision.max(1));
+        raw.s_inode_size = U16::new(IN_CHANGE | (log & 0xff) as u16);
+        if self.features.metadata_csum() {
+            raw.s_checksum = U32::new(raw.checksum());
+        }
+        let mut bytes = [0; SUPERBLOCK_BYTES];
+        bytes.copy_from_slice(raw.as_bytes());
+        bytes
+    }
+
+    /// The superblock before a change that [`Superblock::encode_in_change`] began; `None`: these bytes are
+    /// of no such change, or damaged.
+    pub fn decode_in_change(bytes: &[u8]) -> Option<Superblock> {
+        let mut raw = RawSuperblock::read_from_bytes(bytes.get(..SUPERBLOCK_BYTES)?).ok()?;
+        let old = size_before_change(raw.s_inode_size.get())?;
+        let stored = raw.s_checksum.get();
+        let is_right = stored == raw.checksum();
+        raw.s_inode_size = U16::new(old);
+        let mut sb = verify::decode(&raw).ok()?;
+        if sb.features.metadata_csum() {
+            if !is_right {
+                return None;
+            }
+            sb.raw.s_checksum = U32::new(raw.checksum());
+        }
+        Some(sb)
     }
 
     /// The 1024 bytes of the backup in `group`: the same, with its own group number.

@@ -181,7 +181,9 @@ impl Heads {
     /// `None` past the table's end or when there is no such copy.
     ///
     /// With `meta_bg` the table blocks from `s_first_meta_bg` on have three copies each, in their
-    /// own meta group; for these `group` 0 gives the first copy, and any other group the second.
+    /// own meta group; for these `group` 0 gives the first copy, and any other group the second. The
+    /// blocks before have copies in groups in front of those meta groups only: behind a superblock further
+    /// on lies something else.
     pub fn descriptor_block_copy(&self, index: u32, group: GroupIndex) -> Option<FsBlock> {
         if index >= self.gdt_blocks {
             return None;
@@ -190,7 +192,7 @@ impl Heads {
         let (home, at) = if is_spread {
             let first = index.checked_mul(self.desc_per_block)?;
             (GroupIndex(first.checked_add(u32::from(group.0 != 0))?), 0)
-        } else if self.has_superblock(group) {
+        } else if self.has_superblock(group) && !self.is_in_meta_group(group) {
             (group, index)
         } else {
             return None;
@@ -217,15 +219,20 @@ impl Heads {
         start.saturating_add(u64::from(start == 0 && self.block_size.bytes() == 1024))
     }
 
+    /// Returns whether `group` is one of those whose descriptors are spread over the groups.
+    fn is_in_meta_group(&self, group: GroupIndex) -> bool {
+        let meta_bg = self.features.has(Feature::META_BG);
+        meta_bg && group.0 / self.desc_per_block >= self.first_meta_bg
+    }
+
     /// Returns how many blocks of descriptors `group` has, and of the reserve for more.
     fn table_blocks(&self, group: GroupIndex, has_superblock: bool) -> (u32, u32) {
-        let meta_bg = self.features.has(Feature::META_BG);
-        if meta_bg && group.0 / self.desc_per_block >= self.first_meta_bg {
+        if self.is_in_meta_group(group) {
             let place = group.0 % self.desc_per_block;
             let holds = place <= 1 || place == self.desc_per_block - 1;
             return (u32::from(holds), 0);
         }
-        match (has_superblock, meta_bg) {
+        match (has_superblock, self.features.has(Feature::META_BG)) {
             (false, _) => (0, 0),
             (true, true) => (self.first_meta_bg.min(self.gdt_blocks), 0),
             (true, false) => (self.gdt_blocks, self.reserved_gdt_blocks),
@@ -283,6 +290,13 @@ mod tests {
             for index in 0..47 {
                 let block = heads.descriptor_block(index).unwrap().0;
                 assert!(full.iter().any(|&group| heads.head(group).gdt.contains(&block)));
+            }
+            // And so is every copy of one: what else lies there would be overwritten.
+            for (index, group) in (0..47).flat_map(|index| full.iter().map(move |g| (index, *g))) {
+                let Some(copy) = heads.descriptor_block_copy(index, group) else { continue };
+                let owner = GroupIndex((copy.0 / 32768) as u32);
+                let gdt = heads.head(owner).gdt;
+                assert!(gdt.contains(&copy.0), "{set:?} {first_meta_bg} {index} {group:?}");
             }
         }
     }

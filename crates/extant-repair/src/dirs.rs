@@ -16,9 +16,9 @@ use extant_format::inline::{self, InlineFault};
 use extant_format::inode::InodeFlags;
 
 use crate::error::{Fixed, Trouble};
-use crate::map::end_of;
 use crate::state::State;
 use crate::xattrs;
+use extant_change::end_of;
 use extant_format::record::{self, Record, put, u32_at};
 
 /// How full new leaves get, in percent.

@@ -7,9 +7,9 @@ use extant_format::features::Feature;
 use extant_format::inode::{FileKind, InodeError, InodeFlags};
 
 use crate::error::{Fixed, Trouble};
-use crate::map::{end_of, is_extent_node};
 use crate::state::State;
 use crate::xattrs;
+use extant_change::{end_of, is_extent_node};
 use extant_format::record::{self, Record, put, u16_at, u32_at};
 
 /// What the checker says of a size with a high half where only the low one counts.

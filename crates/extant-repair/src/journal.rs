@@ -20,8 +20,8 @@ use extant_layout::{JOURNAL_BLOCKS_MIN, default_journal_blocks};
 
 use crate::draft::{Draft, UNIT};
 use crate::error::{Fixed, Trouble};
-use crate::map::is_extent_node;
 use crate::state::State;
+use extant_change::is_extent_node;
 use extant_format::record::{self, Record};
 
 /// Result of the replay.

@@ -10,9 +10,9 @@ use extant_format::quota::{QuotaEntry, QuotaFile, QuotaKind};
 use extant_format::superblock::Superblock;
 
 use crate::error::{Fixed, Trouble};
-use crate::map::end_of;
 use crate::state::State;
 use crate::{journal, lost};
+use extant_change::end_of;
 use extant_format::record::{self, put};
 
 /// What the checker says of an orphan file whose blocks are not those of its size.

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use extant_base::{FsBlock, GroupIndex};
 use extant_block::BlockDevice;
-use extant_format::features::Features;
+use extant_format::features::{Features, Incompat};
+use extant_format::group::{GroupChecksum, GroupDescriptor};
 use extant_format::superblock::{
     MAGIC, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock, SuperblockError,
 };
@@ -36,6 +37,9 @@ pub(crate) fn find(draft: &Arc<Draft>) -> Result<FoundSuper, RepairError> {
         return Err(RepairError::NoSuperblock);
     }
     draft.read_at(SUPERBLOCK_OFFSET, &mut bytes)?;
+    if let Some(sb) = Superblock::decode_in_change(&bytes) {
+        return put_back(draft, sb);
+    }
     let mut notes = Vec::new();
     let primary = patched(&mut bytes, &mut notes);
     // The device was cut off, unless a backup says that the number of blocks is wrong.
@@ -92,6 +96,96 @@ pub(crate) fn find(draft: &Arc<Draft>) -> Result<FoundSuper, RepairError> {
         }
         Err(error) => Err(RepairError::BadSuperblock(error)),
     }
+}
+
+/// Undoes a change of inode tables that was cut off: nothing but superblock, descriptors and bitmaps can have
+/// changed, and copies of the first two are of before (C4 of `extant-change`).
+fn put_back(draft: &Arc<Draft>, sb: Superblock) -> Result<FoundSuper, RepairError> {
+    fits(draft, &sb)?;
+    let found = match sb.group_count {
+        1 => spare_descriptor(draft, &sb)?,
+        _ => copied_descriptors(draft, &sb)?,
+    };
+    let Some(blocks) = found else {
+        let error = SuperblockError::InodeSizeInChange { old: sb.inode_size };
+        return Err(RepairError::BadSuperblock(error));
+    };
+    for (block, bytes) in blocks {
+        draft.write_at(block.saturating_mul(u64::from(sb.block_size.bytes())), &bytes)?;
+    }
+    draft.write_at(SUPERBLOCK_OFFSET, &sb.encode())?;
+    let text = format!(
+        "a change of the size of its inodes was cut off: inodes of {} bytes are put back",
+        sb.inode_size
+    );
+    Ok(FoundSuper { sb: reread(draft)?, notes: vec![("superblock", text)], is_backup: true })
+}
+
+/// Blocks of the descriptor table, by number.
+type TableBlocks = Vec<(u64, Vec<u8>)>;
+
+/// The descriptors that the copies next to one backup of the superblock have.
+fn copied_descriptors(draft: &Draft, sb: &Superblock) -> Result<Option<TableBlocks>, RepairError> {
+    let heads = Heads::of(sb);
+    let size = u64::from(sb.block_size.bytes());
+    for backup in heads.superblock_groups().skip(1) {
+        let Some(place) = heads.head(backup).super_block else { continue };
+        let found = candidate(draft, place.saturating_mul(size))?;
+        if !found.is_some_and(|found| same_shape(&found, sb)) {
+            continue;
+        }
+        let mut blocks = Vec::new();
+        for index in 0..sb.descriptor_blocks() {
+            let is_spread =
+                sb.features.has_incompat(Incompat::META_BG) && index >= sb.first_meta_bg;
+            let from = if is_spread { GroupIndex(1) } else { backup };
+            let (Some(home), Some(copy)) =
+                (heads.descriptor_block(index), heads.descriptor_block_copy(index, from))
+            else {
+                break;
+            };
+            if copy.0 >= sb.blocks_count || home.0 >= sb.blocks_count {
+                break;
+            }
+            let mut bytes = vec![0; sb.block_size.len()];
+            draft.read_at(copy.0.saturating_mul(size), &mut bytes)?;
+            if !are_descriptors(sb, index, &bytes) {
+                break;
+            }
+            blocks.push((home.0, bytes));
+        }
+        if blocks.len() == sb.descriptor_blocks() as usize {
+            return Ok(Some(blocks));
+        }
+    }
+    Ok(None)
+}
+
+/// The descriptor of the only group, by the copy behind it.
+fn spare_descriptor(draft: &Draft, sb: &Superblock) -> Result<Option<TableBlocks>, RepairError> {
+    let size = usize::from(sb.desc_size).max(32);
+    let Some(home) = Heads::of(sb).descriptor_block(0) else { return Ok(None) };
+    let mut bytes = vec![0; sb.block_size.len()];
+    if home.0 >= sb.blocks_count || 2 * size > bytes.len() {
+        return Ok(None);
+    }
+    draft.read_at(home.0.saturating_mul(u64::from(sb.block_size.bytes())), &mut bytes)?;
+    bytes.copy_within(size..2 * size, 0);
+    bytes[size..2 * size].fill(0);
+    Ok(are_descriptors(sb, 0, &bytes).then(|| vec![(home.0, bytes)]))
+}
+
+/// Returns whether a block of the table has descriptors that can be, with right checksums.
+fn are_descriptors(sb: &Superblock, index: u32, bytes: &[u8]) -> bool {
+    let size = usize::from(sb.desc_size).max(32);
+    let kind = GroupChecksum::of(sb);
+    let first = index.saturating_mul(sb.descriptors_per_block());
+    bytes.chunks_exact(size).zip(first..sb.group_count).all(|(raw, group)| {
+        let group = GroupIndex(group);
+        GroupDescriptor::verify_checksum(group, &kind, raw).is_ok()
+            && GroupDescriptor::decode(raw)
+                .is_ok_and(|descriptor| descriptor.check(group, sb).is_ok())
+    })
 }
 
 /// The superblock as the draft has it.

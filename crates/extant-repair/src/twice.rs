@@ -8,9 +8,9 @@ use extant_format::features::Incompat;
 use extant_format::xattr;
 
 use crate::error::Fixed;
-use crate::map::FileMap;
 use crate::space::Bits;
 use crate::state::State;
+use extant_change::FileMap;
 use extant_format::record::Record;
 
 /// Clusters of superblocks, descriptors, bitmaps and tables.

@@ -11,6 +11,7 @@
 //! resize     what is asked for, what it comes to, and the steps of it
 //!   grow       shape of the larger file system, places of new metadata
 //!   shrink     obstacles, what moves in front of the new end, the new end
+//!     inodes     inodes get other numbers
 //! ```
 //!
 //! # Invariants
@@ -26,6 +27,7 @@
 
 mod error;
 mod grow;
+mod inodes;
 mod resize;
 mod shrink;
 

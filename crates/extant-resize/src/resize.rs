@@ -65,6 +65,8 @@ pub struct Plan {
     pub moved_files: u64,
     /// Blocks of files that move.
     pub moved_blocks: u64,
+    /// Inodes that get other numbers.
+    pub moved_inodes: u64,
     /// The steps go through the journal of the image, so that each is done or not at all.
     pub journaled: bool,
 }
@@ -121,7 +123,7 @@ pub fn plan(
     let view = settled_view(device)?;
     let image = Image::open(view, room)?;
     let committer = Committer::of(&image)?;
-    let decision = decide(&image, goal, room)?;
+    let decision = decide(&image, &committer, goal, room)?;
     Ok(decision.plan(&image, &committer))
 }
 
@@ -145,15 +147,17 @@ impl Decision {
             turns_meta_bg: self.shape.turns_meta_bg,
             moved_files: moves.map_or(0, |moves| moves.files),
             moved_blocks: moves.map_or(0, |moves| moves.blocks(sb)),
+            moved_inodes: moves.map_or(0, Moves::inodes),
             journaled: committer.is_journaled(),
         }
     }
 }
 
-fn decide(image: &Image, goal: Goal, room: u64) -> Result<Decision> {
+fn decide(image: &Image, committer: &Committer, goal: Goal, room: u64) -> Result<Decision> {
     let sb = &image.sb;
+    let survey_of = || Survey::of(image, committer.limit()?);
     let survey = match goal {
-        Goal::Min => Some(Survey::of(image)?),
+        Goal::Min => Some(survey_of()?),
         _ => None,
     };
     let blocks = match &survey {
@@ -168,7 +172,7 @@ fn decide(image: &Image, goal: Goal, room: u64) -> Result<Decision> {
         }
         return Ok(Decision { shape, moves: None });
     }
-    let survey = survey.map_or_else(|| Survey::of(image), Ok)?;
+    let survey = survey.map_or_else(survey_of, Ok)?;
     let shape = Shape::rounded(sb, blocks);
     let found = match shape.sb.group_count {
         0 => Err(Obstacle("there is no group left".to_owned())),
@@ -198,7 +202,7 @@ pub fn resize(device: &SharedDevice, goal: Goal) -> std::result::Result<Plan, Re
     }
     let mut image = Image::open(Arc::clone(device), room)?;
     let mut committer = Committer::of(&image)?;
-    let decision = decide(&image, goal, room)?;
+    let decision = decide(&image, &committer, goal, room)?;
     let done = decision.plan(&image, &committer);
     if done.is_empty() {
         return Ok(done);
@@ -214,6 +218,7 @@ pub fn resize(device: &SharedDevice, goal: Goal) -> std::result::Result<Plan, Re
         Some((survey, moves)) => {
             let end = decision.shape.sb.blocks_count;
             shrink::evacuate(&mut image, &mut committer, survey, moves, end)?;
+            shrink::renumber(&mut image, &mut committer, survey, moves)?;
             shrink::cut(&mut image, &decision.shape)?;
         }
     }

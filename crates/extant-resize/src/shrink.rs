@@ -5,8 +5,8 @@
 //! - K1. Contents are copied and durable before a map refers to the copy; the map of a file changes in one
 //!   step.
 //! - K2. Copies lie on clusters that nothing used, in front of the new end.
-//! - K3. What does not move (inodes, inode tables and bitmaps of groups that stay, the journal) is
-//!   an obstacle, named with the smallest size that it allows.
+//! - K3. What does not move (inode tables and bitmaps of groups that stay, the journal; inodes without a
+//!   journal) is an obstacle, named with the smallest size that it allows.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use extant_base::{BlockCount, FileBlock, FsBlock, GroupIndex, Ino};
 use extant_change::{
     ChangeError, Committer, FileMap, Image, Marks, cluster_of, first_of, joined, write_resize_inode,
 };
-use extant_check::{CheckOptions, Examination, ReportAll, examine};
+use extant_check::{CheckOptions, Examination, InodeView, ReportAll, examine};
 use extant_format::extent::{self, Extent, ExtentState};
 use extant_format::features::Feature;
 use extant_format::superblock::Superblock;
@@ -22,6 +22,7 @@ use extant_format::{orphan, xattr};
 use extant_layout::Shape;
 
 use crate::error::{ResizeError, Result};
+use crate::inodes::{self, Numbers};
 use extant_format::record::{Record, u32_at};
 
 /// Bytes copied at once.
@@ -47,6 +48,8 @@ pub(crate) struct Survey {
     files: Vec<File>,
     /// The highest inode in use.
     last_inode: u32,
+    /// How many blocks one transaction takes; `None`: there is no journal.
+    limit: Option<u32>,
 }
 
 /// What has to be moved for a size.
@@ -56,6 +59,8 @@ pub(crate) struct Moves {
     clusters: BTreeMap<u64, u64>,
     /// Clusters for nodes of maps that are built anew, by inode.
     nodes: BTreeMap<u32, Vec<u64>>,
+    /// New numbers of inodes, by their old ones.
+    numbers: Numbers,
     pub(crate) files: u64,
 }
 
@@ -63,6 +68,11 @@ impl Moves {
     /// Blocks whose contents are copied.
     pub(crate) fn blocks(&self, sb: &Superblock) -> u64 {
         (self.clusters.len() as u64) << sb.cluster_bits()
+    }
+
+    /// Inodes that get other numbers.
+    pub(crate) fn inodes(&self) -> u64 {
+        self.numbers.len() as u64
     }
 }
 
@@ -97,7 +107,7 @@ impl Free<'_> {
 
 impl Survey {
     /// Looks through the whole image, which must be in order.
-    pub(crate) fn of(image: &Image) -> Result<Survey> {
+    pub(crate) fn of(image: &Image, limit: Option<u32>) -> Result<Survey> {
         // This may be a view of an image whose journal is still to be replayed.
         let options = CheckOptions {
             require_replayed: false,
@@ -110,7 +120,7 @@ impl Survey {
         if let Some(problem) = exam.report.problems.first() {
             return Err(ResizeError::damaged(problem.to_string()));
         }
-        let mut survey = Survey { files: Vec::new(), last_inode: 1, exam };
+        let mut survey = Survey { files: Vec::new(), last_inode: 1, limit, exam };
         for view in survey.exam.inodes().collect::<Vec<_>>() {
             survey.last_inode = survey.last_inode.max(view.ino.0);
             if view.ino == Ino::RESIZE {
@@ -138,12 +148,7 @@ impl Survey {
     ) -> Result<std::result::Result<Moves, Obstacle>> {
         let (old, new) = (&image.sb, &shape.sb);
         let obstacle = |what: String| Ok(Err(Obstacle(what)));
-        if self.last_inode > new.inodes_count {
-            return obstacle(format!(
-                "inode {} is in use, and inodes do not move to other groups",
-                self.last_inode
-            ));
-        }
+        let mut moves = Moves::default();
         let end = new.blocks_count;
         let table = u64::from(old.inode_table_blocks());
         for group in 0..new.group_count {
@@ -171,7 +176,6 @@ impl Survey {
             end: cluster_of(old, end),
             next: 0,
         };
-        let mut moves = Moves::default();
         let full = || obstacle("what is in use does not fit into that".to_owned());
         for file in self.files.iter().filter(|file| file.end > end) {
             if file.ino == old.journal_inode {
@@ -234,7 +238,28 @@ impl Survey {
                 list.push(at);
             }
         }
+        if self.last_inode > new.inodes_count {
+            let own = |view: &InodeView| self.own_blocks(old, &moves, view);
+            match inodes::numbers(old, &self.exam, new.inodes_count, self.limit, own) {
+                Ok(numbers) => moves.numbers = numbers,
+                Err(found) => return Ok(Err(found)),
+            }
+        }
         Ok(Ok(moves))
+    }
+
+    /// Blocks of an inode whose checksums depend on its number.
+    fn own_blocks(&self, sb: &Superblock, moves: &Moves, view: &InodeView) -> u64 {
+        let found = self.files.binary_search_by_key(&view.ino, |file| file.ino);
+        let Some(file) = found.ok().and_then(|at| self.files.get(at)) else { return 0 };
+        // The entry `.` of a directory changes without checksums, too.
+        if !sb.features.metadata_csum() {
+            return u64::from(view.is_dir());
+        }
+        let blocks: u64 = file.map.extents.iter().map(|extent| u64::from(extent.len.0)).sum();
+        let is_sealed = view.is_dir() || view.ino == sb.orphan_file_inode;
+        let nodes = moves.nodes.get(&view.ino.0).map_or(0, Vec::len).max(file.map.nodes.len());
+        nodes as u64 + if is_sealed { blocks } else { 0 }
     }
 
     /// The smallest size without an obstacle, and the first obstacle to anything smaller.
@@ -425,6 +450,19 @@ fn remap(
     Ok(())
 }
 
+/// Gives other numbers to inodes in groups that go.
+pub(crate) fn renumber(
+    image: &mut Image,
+    committer: &mut Committer,
+    survey: &Survey,
+    moves: &Moves,
+) -> Result {
+    let Some(limit) = survey.limit.filter(|_| !moves.numbers.is_empty()) else { return Ok(()) };
+    let sb = image.sb.clone();
+    let own = |view: &InodeView| survey.own_blocks(&sb, moves, view);
+    inodes::renumber(image, committer, &survey.exam, &moves.numbers, limit, own)
+}
+
 /// Moves the end: nothing but fixed metadata of groups that go lies behind it.
 pub(crate) fn cut(image: &mut Image, shape: &Shape) -> Result {
     let old = image.sb.clone();
@@ -470,6 +508,12 @@ pub(crate) fn cut(image: &mut Image, shape: &Shape) -> Result {
     }
     marks.apply(image)?;
     image.sb = new.clone();
+    // Inodes have moved since the shape was known.
+    image.sb.user_quota_inode = old.user_quota_inode;
+    image.sb.group_quota_inode = old.group_quota_inode;
+    image.sb.project_quota_inode = old.project_quota_inode;
+    image.sb.orphan_file_inode = old.orphan_file_inode;
+    image.sb.lost_found_inode = old.lost_found_inode;
     image.sb.overhead_clusters = match old.overhead_clusters {
         0 => 0,
         overhead => overhead.saturating_sub(u32::try_from(gone.len()).unwrap_or(u32::MAX)),

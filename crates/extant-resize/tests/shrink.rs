@@ -5,7 +5,8 @@ mod common;
 use std::sync::Arc;
 
 use common::{
-    LAYOUTS, Layout, e2fsck, made, problems, seen, to_size, with_files_at_the_end, with_size,
+    LAYOUTS, Layout, e2fsck, made, problems, seen, to_size, with_files_at_the_end,
+    with_inodes_at_the_end, with_last_inodes, with_size,
 };
 use extant::MountOptions;
 use extant_base::Prng;
@@ -13,7 +14,10 @@ use extant_block::{BlockDevice, MemoryDevice, RecordingDevice, SharedDevice, Sur
 use extant_format::features::Feature;
 use extant_format::superblock::{SUPERBLOCK_OFFSET, Superblock};
 use extant_resize::{Goal, ResizeError, plan, resize};
+use extant_testkit::oracle::LoopMount;
 use extant_testkit::{image, oracle, require, tempdir};
+use rustix::mount::MountFlags;
+use std::os::unix::fs::MetadataExt;
 
 fn superblock(device: &MemoryDevice) -> Superblock {
     let mut bytes = [0; 1024];
@@ -57,7 +61,9 @@ fn every_layout_becomes_as_small_as_it_can_and_grows_again() {
         assert!(least < size, "{layout:?}: {least} of {size}");
         let middle = (size + least) / 2;
         let mut device = full;
-        for wanted in [middle, least] {
+        // What moved on the way may have maps of another size.
+        let near = least + 8 * u64::from(superblock(&device).block_size.bytes());
+        for wanted in [middle, near] {
             let (next, plan) = to_size(&device, wanted)
                 .unwrap_or_else(|error| panic!("{layout:?} to {wanted}: {error}"));
             moved += plan.moved_files;
@@ -69,7 +75,11 @@ fn every_layout_becomes_as_small_as_it_can_and_grows_again() {
             assert_eq!(seen(&next), before, "{what}");
             device = next;
         }
+        let least = smallest(&device);
+        let (device, _) = to_size(&device, least).unwrap();
         assert_eq!(bytes(&device), least, "{layout:?}: the smallest size can be reached");
+        assert_eq!(require!(e2fsck(&device, dir.path())), "", "{layout:?}: {least}");
+        assert_eq!(seen(&device), before, "{layout:?}: {least}");
         let (again, _) = to_size(&device, size).unwrap();
         assert_eq!(require!(e2fsck(&again, dir.path())), "", "{layout:?}");
         assert_eq!(seen(&again), before, "{layout:?}");
@@ -95,16 +105,163 @@ fn less_than_the_smallest_size_is_refused_with_it() {
     assert_eq!(bytes(&full), full.size_bytes() / 1024 * 1024);
 }
 
-/// After each write, with everything written so far or only with what was flushed.
-fn cuts(layout: Layout, step: usize) -> Result<(), String> {
+/// An image with inodes of every kind in its last groups.
+fn used_at_the_end(dir: &std::path::Path, layout: Layout) -> Result<MemoryDevice, String> {
+    let first = made(dir, layout)?;
+    let (grown, _) = to_size(&first, bytes(&first) * 2).unwrap();
+    let full = with_inodes_at_the_end(&grown);
+    let text = e2fsck(&full, dir)?;
+    assert_eq!(text, "", "{layout:?}: before anything");
+    Ok(full)
+}
+
+#[test]
+fn inodes_move_in_front_of_the_new_end_and_the_tree_stays() {
+    let (mut moved, mut layouts) = (0, 0);
+    for layout in LAYOUTS {
+        let dir = tempdir().unwrap();
+        let first = require!(made(dir.path(), *layout));
+        // Opening an image with multi-mount protection takes half a minute.
+        if superblock(&first).features.has(Feature::MMP) {
+            continue;
+        }
+        let full = require!(used_at_the_end(dir.path(), *layout));
+        let before = seen(&full);
+        let least = smallest(&full);
+        let has_journal = superblock(&full).features.has(Feature::HAS_JOURNAL);
+        let middle = (bytes(&full) + least) / 2;
+        let near = least + 8 * u64::from(superblock(&full).block_size.bytes());
+        let mut device = full;
+        for wanted in [middle, near] {
+            let (next, plan) = to_size(&device, wanted)
+                .unwrap_or_else(|error| panic!("{layout:?} to {wanted}: {error}"));
+            let what = format!("{layout:?} to {wanted}, {plan:?}");
+            moved += plan.moved_inodes;
+            layouts += u32::from(plan.moved_inodes > 0);
+            assert!(has_journal || plan.moved_inodes == 0, "{what}");
+            assert_eq!(require!(e2fsck(&next, dir.path())), "", "{what}");
+            assert_eq!(problems(&next), [""; 0], "{what}");
+            assert_eq!(seen(&next), before, "{what}");
+            device = next;
+        }
+        if !has_journal && superblock(&device).group_count > 1 {
+            let shared: SharedDevice = Arc::new(device.snapshot());
+            let error = resize(&shared, Goal::Bytes(least / 2)).unwrap_err();
+            assert!(error.to_string().contains("-O has_journal"), "{layout:?}: {error}");
+        }
+    }
+    assert!(moved > 150 && layouts > 10, "{moved} inodes in {layouts} layouts");
+}
+
+/// The files that the file system keeps for itself, with the last numbers.
+#[test]
+fn inodes_of_quota_and_orphans_move() {
     let dir = tempdir().unwrap();
-    let full = full_at_the_end(dir.path(), layout)?;
+    let first = require!(made(dir.path(), LAYOUTS[2]));
+    let (grown, _) = to_size(&first, bytes(&first) * 2).unwrap();
+    let tune2fs = require!(oracle::Tool::find("tune2fs"));
+    let full = with_last_inodes(&grown, 4, |filled| {
+        let path = dir.path().join("filled.img");
+        image::save(&filled, &path);
+        for words in ["quota,project", "orphan_file"] {
+            let output = tune2fs.command().args(["-O", words]).arg(&path).output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        }
+        image::load(&path)
+    });
+    assert_eq!(require!(e2fsck(&full, dir.path())), "");
+    let before = seen(&full);
+    let old = superblock(&full);
+    let (next, plan) = to_size(&full, smallest(&full)).unwrap();
+    let new = superblock(&next);
+    for (one, other) in [
+        (old.project_quota_inode, new.project_quota_inode),
+        (old.orphan_file_inode, new.orphan_file_inode),
+    ] {
+        assert!(one.0 > new.inodes_count && other.0 <= new.inodes_count, "{plan:?}");
+    }
+    assert_eq!(require!(e2fsck(&next, dir.path())), "", "{plan:?}");
+    assert_eq!(problems(&next), [""; 0], "{plan:?}");
+    assert_eq!(seen(&next), before, "{plan:?}");
+}
+
+#[test]
+fn inodes_that_may_not_move_are_named() {
+    let dir = tempdir().unwrap();
+    let full = require!(used_at_the_end(dir.path(), LAYOUTS[3]));
+    let least = smallest(&full);
+    let mut sb = superblock(&full);
+    sb.features.insert(Feature::STABLE_INODES);
+    full.write_at(SUPERBLOCK_OFFSET, &sb.encode()).unwrap();
+    assert!(smallest(&full) > least);
+    let shared: SharedDevice = Arc::new(full.snapshot());
+    let error = resize(&shared, Goal::Bytes(least)).unwrap_err();
+    assert!(error.to_string().contains("stable_inodes"), "{error}");
+}
+
+#[test]
+fn the_kernel_mounts_what_has_other_inodes_and_fills_it() {
+    for number in [2, 4, 5, 16, 17] {
+        let dir = tempdir().unwrap();
+        let full = require!(used_at_the_end(dir.path(), LAYOUTS[number]));
+        let before = seen(&full);
+        let least = smallest(&full);
+        let (next, plan) = to_size(&full, least + (2 << 20)).unwrap();
+        assert!(plan.moved_inodes > 0, "{:?}: {plan:?}", LAYOUTS[number]);
+        let path = dir.path().join("small.img");
+        image::save(&full, &path);
+        if require!(LoopMount::attempt(&path, MountFlags::empty(), "")).is_err() {
+            println!("{:?}: not for this kernel", LAYOUTS[number]);
+            continue;
+        }
+        std::fs::remove_file(&path).unwrap();
+        image::save(&next, &path);
+        {
+            let mount = require!(LoopMount::read_write(&path));
+            let last = mount.path().join("last");
+            assert_eq!(std::fs::read_dir(last.join("d")).unwrap().count(), 75);
+            let parent = std::fs::metadata(last.join("d/2/..")).unwrap();
+            assert_eq!(parent.ino(), std::fs::metadata(last.join("d")).unwrap().ino());
+            for number in 0..40 {
+                std::fs::write(last.join(format!("d/new{number}")), vec![1; 3000]).unwrap();
+            }
+            for number in 0..40 {
+                std::fs::remove_file(last.join(format!("d/new{number}"))).unwrap();
+            }
+        }
+        let report = require!(oracle::e2fsck(&path));
+        assert!(report.is_clean(), "{:?}: {}", LAYOUTS[number], report.text);
+        let after = seen(&image::load(&path));
+        // The directory has grown.
+        let grown = b"/last/d".as_slice();
+        let other = |(name, _): &(&Vec<u8>, &common::Seen)| name.as_slice() != grown;
+        assert!(after.iter().filter(other).eq(before.iter().filter(other)), "{number}");
+    }
+}
+
+/// What lies behind the new end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum What {
+    Blocks,
+    Inodes,
+}
+
+/// After each write, with everything written so far or only with what was flushed.
+fn cuts(layout: Layout, step: usize, what: What) -> Result<(), String> {
+    let dir = tempdir().unwrap();
+    let full = match what {
+        What::Blocks => full_at_the_end(dir.path(), layout)?,
+        What::Inodes => used_at_the_end(dir.path(), layout)?,
+    };
     let before = seen(&full);
     let size = smallest(&full);
     let recording = Arc::new(RecordingDevice::over(with_size(&full, bytes(&full))));
     let shared: SharedDevice = Arc::clone(&recording) as SharedDevice;
     let plan = resize(&shared, Goal::Bytes(size)).unwrap();
-    assert!(plan.moved_files > 3, "{layout:?}: {plan:?}");
+    match what {
+        What::Blocks => assert!(plan.moved_files > 3, "{layout:?}: {plan:?}"),
+        What::Inodes => assert!(plan.moved_inodes > 10, "{layout:?}: {plan:?}"),
+    }
     let journaled = superblock(&full).features.has(Feature::HAS_JOURNAL);
     for position in (0..=recording.len()).step_by(step) {
         for survival in [Survival::Kept, Survival::Lost] {
@@ -137,20 +294,34 @@ fn cuts(layout: Layout, step: usize) -> Result<(), String> {
 
 #[test]
 fn a_cut_while_files_move_loses_nothing() {
-    require!(cuts(LAYOUTS[5], 2));
-    require!(cuts(LAYOUTS[14], 3));
+    require!(cuts(LAYOUTS[5], 2, What::Blocks));
+    require!(cuts(LAYOUTS[14], 3, What::Blocks));
+}
+
+#[test]
+fn a_cut_while_inodes_move_loses_nothing() {
+    require!(cuts(LAYOUTS[3], 3, What::Inodes));
+    require!(cuts(LAYOUTS[16], 5, What::Inodes));
 }
 
 #[test]
 fn a_cut_while_files_move_without_a_journal_loses_nothing() {
-    require!(cuts(LAYOUTS[0], 29));
+    require!(cuts(LAYOUTS[0], 29, What::Blocks));
 }
 
 #[test]
 #[ignore = "minutes: every cut of every layout that moves files"]
 fn every_cut_while_files_move_loses_nothing() {
     for number in [0, 1, 5, 6, 10, 11, 14, 15, 17] {
-        require!(cuts(LAYOUTS[number], 1));
+        require!(cuts(LAYOUTS[number], 1, What::Blocks));
+    }
+}
+
+#[test]
+#[ignore = "minutes: every cut of many layouts that move inodes"]
+fn every_cut_while_inodes_move_loses_nothing() {
+    for number in [1, 2, 3, 4, 5, 7, 14, 16, 17, 18] {
+        require!(cuts(LAYOUTS[number], 1, What::Inodes));
     }
 }
 
@@ -162,8 +333,11 @@ fn random_sizes(rounds: usize, seed: u64) -> Result<(), String> {
     for round in 0..rounds {
         if round % 10 == 0 {
             let layout = LAYOUTS[random.below(LAYOUTS.len() as u64) as usize];
-            device = match random.below(2) {
-                0 => made(dir.path(), layout)?,
+            let first = made(dir.path(), layout)?;
+            let has_mmp = superblock(&first).features.has(Feature::MMP);
+            device = match random.below(3) {
+                0 => first,
+                1 if !has_mmp => used_at_the_end(dir.path(), layout)?,
                 _ => full_at_the_end(dir.path(), layout)?,
             };
             (before, start) = (seen(&device), bytes(&device));

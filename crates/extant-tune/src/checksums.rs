@@ -20,7 +20,6 @@ use extant_format::{orphan, xattr};
 
 use crate::error::{Result, TuneError, refuse};
 use crate::inodes::each_inode;
-use crate::space::inode_bitmap;
 use crate::work::Work;
 
 /// How a directory's blocks are laid out under a superblock.
@@ -361,7 +360,7 @@ fn groups(work: &mut Work<'_>, old: &Superblock) -> Result {
 fn explicit(work: &mut Work<'_>, group: u32, old: &Superblock) -> Result {
     let new = std::mem::replace(&mut work.image.sb, old.clone());
     let blocks = work.image.block_bitmap(group);
-    let inodes = inode_bitmap(&work.image, group);
+    let inodes = work.image.inode_bitmap(group);
     work.image.sb = new;
     let (mut blocks, mut inodes): (Bitmap, Bitmap) = (blocks?, inodes?);
     let mut descriptor = work.image.group(group)?;

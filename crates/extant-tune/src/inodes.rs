@@ -11,7 +11,6 @@ use extant_format::inode::{Inode, InodeFlags, InodeLayout};
 use extant_format::record::{self, Record, put};
 
 use crate::error::{Result, TuneError, refuse};
-use crate::space::inode_bitmap;
 use crate::work::Work;
 
 /// How many records of a group may be in use: those behind were never written.
@@ -34,7 +33,7 @@ pub(crate) fn each_inode(
     let block = image.block_bytes();
     for group in 0..image.sb.group_count {
         let count = records_in(image, group)?;
-        let bitmap = inode_bitmap(image, group)?;
+        let bitmap = image.inode_bitmap(group)?;
         if count == 0 {
             continue;
         }
@@ -105,6 +104,18 @@ pub(crate) fn resize(work: &mut Work<'_>) -> Result {
             }
         }
     }
+    let copies = image.backups()?;
+    if copies.is_empty() && image.sb.group_count > 1 {
+        return refuse(
+            "inode size",
+            "no group has a copy of superblock and descriptors, which would undo it after a cut",
+        );
+    }
+    work.hides = Some(copies);
+    work.may_journal = false;
+    let unwritten = unwritten_tables(image)?;
+    work.zeroes.extend(unwritten);
+    let image = &work.image;
     let mut tables: Vec<Range<u64>> = Vec::new();
     let mut sb = image.sb.clone();
     sb.inode_size = new;
@@ -156,6 +167,25 @@ pub(crate) fn resize(work: &mut Work<'_>) -> Result {
     Ok(())
 }
 
+/// Parts of inode tables that were never written. After a cut e2fsck goes back to copies of descriptors, and
+/// believes their marks of unused parts no more: what it would read there must be zeros.
+fn unwritten_tables(image: &Image) -> Result<Vec<Range<u64>>> {
+    let mut list = Vec::new();
+    if !image.has_flags() {
+        return Ok(list);
+    }
+    let size = u64::from(image.sb.inode_size.max(128));
+    let per = u64::from(image.sb.inodes_per_group);
+    for group in 0..image.sb.group_count {
+        let used = u64::from(records_in(image, group)?);
+        if used < per && !image.is_uninit(group, GroupFlags::INODE_ZEROED)? {
+            let start = image.group(group)?.inode_table.0 * image.block_bytes() as u64;
+            list.push(start + used * size..start + per * size);
+        }
+    }
+    Ok(list)
+}
+
 fn move_table(
     work: &mut Work<'_>,
     group: u32,
@@ -169,7 +199,7 @@ fn move_table(
     let per = image.sb.inodes_per_group;
     let start = image.group(group)?.inode_table.0 * block as u64;
     let count = records_in(image, group)? as usize;
-    let bitmap = inode_bitmap(image, group)?;
+    let bitmap = image.inode_bitmap(group)?;
     let mut from = vec![0; (count * old).next_multiple_of(block)];
     image.draft.read_at(start, &mut from)?;
     let mut to = vec![0; (count * new).next_multiple_of(block)];

@@ -2,9 +2,8 @@
 
 use extant_base::{BlockCount, FileBlock, FsBlock, Ino};
 use extant_change::{Image, Marks, cluster_of, first_of};
-use extant_format::bitmap::{Bitmap, BitmapRef};
+use extant_format::bitmap::Bitmap;
 use extant_format::extent::{Extent, ExtentState, WRITTEN_LEN_MAX};
-use extant_format::group::GroupFlags;
 
 use crate::error::{Result, TuneError};
 
@@ -130,43 +129,6 @@ impl Space {
     }
 }
 
-/// The inode bitmap of a group, as it is or as its flag says.
-pub(crate) fn inode_bitmap(image: &Image, group: u32) -> Result<Bitmap> {
-    if image.is_uninit(group, GroupFlags::INODE_UNINIT)? {
-        let bits = image.sb.inodes_per_group;
-        return Ok(Bitmap::of_uninit_group(image.block_bytes(), bits, []));
-    }
-    let bytes = image.read_block(image.group(group)?.inode_bitmap.0)?;
-    Bitmap::decode(&bytes, bytes.len()).map_err(TuneError::damaged)
-}
-
-/// Marks an inode, with the counts of its group.
-pub(crate) fn mark_inode(image: &mut Image, ino: Ino, used: bool) -> Result {
-    let none = || TuneError::damaged(format!("there is no inode {ino}"));
-    let (group, at) = image.sb.group_of_inode(ino).ok_or_else(none)?;
-    let mut bitmap = inode_bitmap(image, group.0)?;
-    let mut descriptor = image.group(group.0)?;
-    let _was_so = if used { bitmap.set(at) } else { bitmap.clear(at) };
-    let per = image.sb.inodes_per_group;
-    descriptor.free_inodes = bitmap.view().count_clear(0..per);
-    if image.has_flags() {
-        descriptor.flags.remove(GroupFlags::INODE_UNINIT);
-        if used && at >= per.saturating_sub(descriptor.itable_unused) {
-            descriptor.itable_unused = per - at - 1;
-        }
-    }
-    if image.sb.features.metadata_csum() {
-        descriptor.inode_bitmap_checksum =
-            BitmapRef::new(bitmap.as_bytes()).checksum(image.sb.checksum_seed(), per);
-    }
-    image.write_block(descriptor.inode_bitmap.0, bitmap.as_bytes())?;
-    if let Some(slot) = image.groups.get_mut(group.0 as usize) {
-        *slot = descriptor;
-    }
-    image.count();
-    Ok(image.write_descriptors(group.0..group.0 + 1)?)
-}
-
 /// The lowest free inode that is not reserved, behind what its group says was ever used or not.
 pub(crate) fn free_inode(image: &Image, what: &str) -> Result<Ino> {
     let per = image.sb.inodes_per_group;
@@ -174,7 +136,7 @@ pub(crate) fn free_inode(image: &Image, what: &str) -> Result<Ino> {
         if image.group(group)?.free_inodes == 0 {
             continue;
         }
-        let bitmap = inode_bitmap(image, group)?;
+        let bitmap = image.inode_bitmap(group)?;
         let first = if group == 0 { image.sb.first_inode.0.saturating_sub(1) } else { 0 };
         if let Some(bit) = bitmap.view().first_clear(first..per) {
             return Ok(Ino(group * per + bit + 1));

@@ -12,7 +12,7 @@ use extant_format::record::{self, Record, put};
 
 use crate::error::{Result, TuneError, refuse};
 use crate::request::Request;
-use crate::space::{Space, free_inode, mark_inode};
+use crate::space::{Space, free_inode};
 
 /// A step being planned.
 pub(crate) struct Work<'a> {
@@ -25,6 +25,8 @@ pub(crate) struct Work<'a> {
     pub(crate) what: String,
     pub(crate) may_journal: bool,
     pub(crate) new_first: bool,
+    /// The superblock is hidden while the step is done; the copies of before.
+    pub(crate) hides: Option<Vec<(u64, Vec<u8>)>>,
     /// Bytes that become zeros before anything else is written.
     pub(crate) zeroes: Vec<std::ops::Range<u64>>,
     /// All of the image is to be checked as it will be.
@@ -50,6 +52,7 @@ impl<'a> Work<'a> {
             what,
             may_journal: true,
             new_first: false,
+            hides: None,
             zeroes: Vec::new(),
             to_check: false,
             full_dirs: Vec::new(),
@@ -81,6 +84,7 @@ impl<'a> Work<'a> {
             backups,
             may_journal: self.may_journal,
             new_first: self.new_first,
+            hides: self.hides,
         };
         Ok(Planned { what: self.what, zeroes: self.zeroes, step })
     }
@@ -136,7 +140,7 @@ impl<'a> Work<'a> {
         image.set_clusters(&mut record, clusters + nodes.len() as u64);
         image.store(&record)?;
         if !in_use {
-            mark_inode(&mut self.image, record.ino, true)?;
+            self.image.mark_inode(record.ino, true, false)?;
         }
         Ok(record)
     }
@@ -181,7 +185,7 @@ impl<'a> Work<'a> {
         record.clear();
         self.image.store(&record)?;
         if ino.0 >= self.image.sb.first_inode.0 {
-            mark_inode(&mut self.image, ino, false)?;
+            self.image.mark_inode(ino, false, false)?;
         }
         Ok(())
     }

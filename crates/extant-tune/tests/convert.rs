@@ -10,7 +10,7 @@ use common::{LAYOUTS, Layout, e2fsck, features, made, problems, seen, tuned};
 use extant_base::Prng;
 use extant_block::{BlockDevice, MemoryDevice, RecordingDevice, SharedDevice, Survival};
 use extant_format::features::Feature;
-use extant_format::superblock::{SUPERBLOCK_OFFSET, Superblock};
+use extant_format::superblock::{SUPERBLOCK_OFFSET, Superblock, SuperblockError};
 use extant_repair::{RepairOptions, Yes, repair};
 use extant_testkit::oracle::{self, LoopMount};
 use extant_testkit::{image, require, tempdir};
@@ -114,6 +114,24 @@ fn recorded(device: &MemoryDevice, request: &Request) -> (RecordingDevice, Plan)
     (Arc::into_inner(recording).unwrap(), plan)
 }
 
+/// All bytes of a device.
+fn bytes_of(device: &MemoryDevice) -> Vec<u8> {
+    let mut bytes = vec![0; device.size_bytes() as usize];
+    device.read_at(0, &mut bytes).unwrap();
+    bytes
+}
+
+/// The image after all that a repair proposes.
+fn repaired(device: &MemoryDevice, what: &str) -> MemoryDevice {
+    let device = Arc::new(device.snapshot());
+    let shared: SharedDevice = Arc::clone(&device) as SharedDevice;
+    let outcome = repair(Arc::clone(&shared), &RepairOptions { now: 0 }, &mut Yes);
+    let outcome = outcome.unwrap_or_else(|error| panic!("{what}: {error}"));
+    assert!(outcome.is_clean, "{what}: {:?}", outcome.findings);
+    outcome.plan.apply(&*shared).unwrap();
+    device.snapshot()
+}
+
 /// After each write, with everything written so far or only with what was flushed. `step`: how many writes
 /// are passed over.
 fn cuts(layout: Layout, request: &Request, step: usize) -> Result<usize, String> {
@@ -123,7 +141,11 @@ fn cuts(layout: Layout, request: &Request, step: usize) -> Result<usize, String>
     let (recording, plan) = recorded(&first, request);
     let is_atomic = plan.steps.iter().all(|step| step.is_atomic);
     let features = [superblock(&first).features, plan.features];
-    let mut count = 0;
+    let sb = superblock(&first);
+    // By itself e2fsck looks for backups where groups of the usual size have them.
+    let has_backup = sb.group_count > 1;
+    let is_usual = has_backup && sb.blocks_per_group == 8 * sb.block_size.bytes();
+    let (mut count, mut hidden) = (0, 0);
     for position in (0..=recording.len()).step_by(step) {
         for survival in [Survival::Kept, Survival::Lost] {
             let cut = recording.image_at(position, |_, _| survival);
@@ -134,25 +156,38 @@ fn cuts(layout: Layout, request: &Request, step: usize) -> Result<usize, String>
             // Of what is old or new, the journal is replayed, and nothing else is to be done.
             let mode = if is_atomic { "-p" } else { "-fy" };
             let done = oracle::e2fsck_as(&path, mode, &[])?;
-            assert!(matches!(done.status, Some(0 | 1)), "{what}: {}", done.text);
-            let report = oracle::e2fsck(&path)?;
-            assert!(report.is_clean(), "{what}: {}", report.text);
-            let after = image::load(&path);
-            assert_eq!(seen(&after), before, "{what}");
+            let is_hidden = done.status == Some(8) && !is_atomic && !is_usual;
+            let after = if is_hidden {
+                assert_eq!(std::fs::read(&path).unwrap(), bytes_of(&cut), "{what}: it was changed");
+                hidden += 1;
+                if has_backup {
+                    let at = u64::from(sb.blocks_per_group) + u64::from(sb.first_data_block);
+                    let [at, size] = [at, u64::from(sb.block_size.bytes())].map(|n| n.to_string());
+                    let done = oracle::e2fsck_as(&path, "-fy", &["-b", &at, "-B", &size])?;
+                    assert!(matches!(done.status, Some(0 | 1)), "{what}: {}", done.text);
+                    image::load(&path)
+                } else {
+                    repaired(&cut, &what)
+                }
+            } else {
+                assert!(matches!(done.status, Some(0 | 1)), "{what}: {}", done.text);
+                image::load(&path)
+            };
+            assert_eq!(e2fsck(&after, dir.path())?, "", "{what}: {}", done.text);
+            assert_eq!(seen(&after), before, "{what}: {}", done.text);
             let mut now = superblock(&after).features;
             now.remove(Feature::ORPHAN_PRESENT);
             if is_atomic && plan.steps.len() == 1 {
                 assert!(features.contains(&now), "{what}: {now:?}");
                 continue;
             }
-            let shared: SharedDevice = Arc::new(cut.snapshot());
-            let outcome = repair(Arc::clone(&shared), &RepairOptions { now: 0 }, &mut Yes);
-            let outcome = outcome.unwrap_or_else(|error| panic!("{what}: {error}"));
-            assert!(outcome.is_clean, "{what}: {:?}", outcome.findings);
-            outcome.plan.apply(&*shared).unwrap();
+            let after = repaired(&cut, &what);
+            assert_eq!(e2fsck(&after, dir.path())?, "", "{what}");
+            assert_eq!(seen(&after), before, "{what}");
             count += 1;
         }
     }
+    assert!(is_usual || request.inode_size.is_none() || step > 1 || hidden > 0, "{layout:?}");
     Ok(count + recording.len())
 }
 
@@ -169,6 +204,10 @@ fn cut_cases() -> Vec<(usize, Request)> {
         (0, features("has_journal")),
         (3, features("uninit_bg")),
         (1, Request { inode_size: Some(512), ..now.clone() }),
+        (2, Request { inode_size: Some(512), ..now.clone() }),
+        (3, Request { inode_size: Some(128), ..features("^extra_isize") }),
+        (4, Request { inode_size: Some(512), ..now.clone() }),
+        (5, Request { inode_size: Some(512), ..now.clone() }),
         (1, Request { uuid: Some(*b"another uuid 123"), ..now.clone() }),
         (1, Request { journal_bytes: Some(2 << 20), ..now.clone() }),
         (4, features("^dir_index")),
@@ -192,6 +231,45 @@ fn every_cut_leaves_the_image_before_or_after_or_one_that_a_check_sets_right() {
     }
     println!("{total} cuts");
     assert!(total > 300, "{total}");
+}
+
+#[test]
+fn while_inode_tables_move_nobody_takes_the_image_for_one_and_a_repair_puts_it_back() {
+    let request = Request { inode_size: Some(512), now: 1_700_000_000, ..Request::default() };
+    for number in [1, 4, 5] {
+        let dir = tempdir().unwrap();
+        let first = require!(made(dir.path(), LAYOUTS[number]));
+        let before = seen(&first);
+        let (recording, plan) = recorded(&first, &request);
+        assert!(!plan.steps[0].is_atomic, "{plan:?}");
+        let mut hidden = 0;
+        for position in 0..=recording.len() {
+            let cut = recording.image_at(position, |_, _| Survival::Kept);
+            let mut bytes = [0; 1024];
+            cut.read_at(SUPERBLOCK_OFFSET, &mut bytes).unwrap();
+            let Err(error) = Superblock::decode(&bytes) else { continue };
+            let what = format!("{:?} cut at {position}: {error}", LAYOUTS[number]);
+            assert_eq!(error, SuperblockError::InodeSizeInChange { old: 256 }, "{what}");
+            hidden += 1;
+            let path = dir.path().join("hidden.img");
+            let _removed = std::fs::remove_file(&path);
+            image::save(&cut, &path);
+            if let Ok(attempt) = LoopMount::attempt(&path, MountFlags::empty(), "") {
+                assert!(attempt.is_err(), "{what}: Linux mounts it");
+            }
+            let Err(refused) = tuned(&cut, &request) else { panic!("{what}: it is converted") };
+            assert!(refused.to_string().contains("extant repair"), "{refused}");
+            assert!(extant::MountOptions::new().open(cut.snapshot()).is_err(), "{what}");
+            let after = repaired(&cut, &what);
+            assert_eq!(seen(&after), before, "{what}");
+            assert_eq!(superblock(&after).inode_size, 256, "{what}");
+            let (again, _) = tuned(&after, &request).unwrap();
+            assert_eq!(superblock(&again).inode_size, 512, "{what}");
+            assert_eq!(require!(e2fsck(&again, dir.path())), "", "{what}");
+            assert_eq!(seen(&again), before, "{what}");
+        }
+        assert!(hidden > 1, "{hidden}");
+    }
 }
 
 /// What dumpe2fs shows of an image, without what says when and by whom.

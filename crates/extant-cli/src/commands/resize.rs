@@ -28,7 +28,7 @@ pub(crate) const EXAMPLES: &str = "Examples:\n  extant resize disk.img 20G\n  ex
 ///
 /// The file system gets SIZE, or the next smaller size that it can have; an image file gets it as well. The
 /// journal is replayed first. Before it becomes smaller, all of it is checked, and blocks of files move in front
-/// of the new end; inodes do not move. What changes goes through the image's own journal, so that a cut leaves the old
+/// of the new end, with a journal inodes too. What changes goes through the image's own journal, so that a cut leaves the old
 /// size or the new one, and every file whole; without a journal, the image says that it needs a check until the last write.
 ///
 /// A directory is one of a mount by extant: its file system becomes larger while others use it, and its image
@@ -338,6 +338,7 @@ fn show(args: &ResizeArgs, plan: &Plan, name: &str, written: bool) -> Result<Exi
             "turns_meta_bg": plan.turns_meta_bg,
             "moved_files": plan.moved_files,
             "moved_blocks": plan.moved_blocks,
+            "moved_inodes": plan.moved_inodes,
             "journaled": plan.journaled,
         }))?;
         out.flush()?;
@@ -379,6 +380,14 @@ fn show(args: &ResizeArgs, plan: &Plan, name: &str, written: bool) -> Result<Exi
             "{name}: {} of {} {verb} in front of the new end",
             counted(plan.moved_blocks, "block"),
             counted(plan.moved_files, "file")
+        )?;
+    }
+    if plan.moved_inodes > 0 {
+        let verb = if written { "got" } else { "would get" };
+        writeln!(
+            out,
+            "{name}: {} {verb} other numbers in front of the new end",
+            counted(plan.moved_inodes, "inode")
         )?;
     }
     if !plan.journaled && !written {

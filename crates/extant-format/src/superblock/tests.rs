@@ -218,3 +218,33 @@ fn blocks_and_inodes_find_their_group() {
     assert_eq!(sb.label(), b"abc");
     assert_eq!(until_zero(&[1; 16]), [1; 16]);
 }
+
+#[test]
+fn a_superblock_in_change_is_refused_with_the_size_before_and_comes_back() {
+    for (size, csum) in [(128, false), (256, true), (1024, true), (4096, false)] {
+        let sb = with(|raw| {
+            raw.s_inode_size = U16::new(size);
+            if csum {
+                raw.s_feature_ro_compat = U32::new(0x400);
+                raw.s_checksum_type = 1;
+                raw.s_checksum = U32::new(raw.checksum());
+            }
+        })
+        .unwrap();
+        let bytes = sb.encode_in_change();
+        let wanted = SuperblockError::InodeSizeInChange { old: size };
+        assert_eq!(Superblock::decode(&bytes), Err(wanted));
+        assert_eq!(Superblock::decode_in_change(&bytes).unwrap().encode(), sb.encode());
+        assert_eq!(Superblock::decode_in_change(&sb.encode()), None);
+        assert_eq!(Superblock::decode_in_change(&bytes[..1000]), None);
+        let mut wrong = bytes;
+        wrong[0x78] ^= 1;
+        assert_eq!(Superblock::decode_in_change(&wrong).is_some(), !csum);
+        // Sizes that there are not.
+        for stored in [0x8000u16, 0x8006, 0x8010, 0x80ff, 0xffff] {
+            let mut other = sb.encode();
+            other[0x58..0x5a].copy_from_slice(&stored.to_le_bytes());
+            assert_eq!(Superblock::decode_in_change(&other), None, "{stored:#x}");
+        }
+    }
+}

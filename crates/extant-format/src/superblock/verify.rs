@@ -50,6 +50,9 @@ fn record_sizes(
         _ => raw.s_inode_size.get(),
     };
     let block_bytes = block_size.bytes();
+    if let Some(old) = super::size_before_change(inode_size) {
+        return Err(SuperblockError::InodeSizeInChange { old });
+    }
     if !inode_size.is_power_of_two()
         || inode_size < OLD_INODE_SIZE
         || u32::from(inode_size) > block_bytes

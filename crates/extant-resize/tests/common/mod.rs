@@ -10,6 +10,7 @@ use std::sync::Arc;
 use extant::{Fs, MountOptions};
 use extant_block::{BlockDevice, DeviceError, MemoryDevice, SharedDevice};
 use extant_check::{CheckOptions, check};
+use extant_format::features::Feature;
 use extant_format::inode::FileKind;
 use extant_resize::{Goal, Plan, ResizeError, resize};
 use extant_testkit::{image, oracle};
@@ -172,6 +173,9 @@ pub(crate) fn seen(device: &MemoryDevice) -> BTreeMap<Vec<u8>, Seen> {
             FileKind::Symlink => inode.read_link().unwrap().hash(&mut hasher),
             _ => {}
         }
+        for one in inode.xattrs().unwrap() {
+            (one.name, one.value).hash(&mut hasher);
+        }
         let metadata = inode.metadata();
         let seen = Seen {
             kind: inode.kind(),
@@ -222,4 +226,76 @@ pub(crate) fn with_files_at_the_end(device: &MemoryDevice) -> MemoryDevice {
     fs.remove_file("/filler").unwrap();
     fs.unmount().unwrap();
     shared.snapshot()
+}
+
+/// Lets all inodes but `spared` be in use while `between` makes files, so that those are in the last groups; the others
+/// are free afterwards.
+pub(crate) fn with_last_inodes(
+    device: &MemoryDevice,
+    spared: u32,
+    between: impl FnOnce(MemoryDevice) -> MemoryDevice,
+) -> MemoryDevice {
+    let options = || MountOptions::new().read_only(false).background(false).seed(7);
+    let shared = Arc::new(device.snapshot());
+    let fs = options().open_shared(Arc::clone(&shared) as SharedDevice).expect("it can be opened");
+    let mut sb = [0; 1024];
+    shared.read_at(1024, &mut sb).unwrap();
+    let sb = extant_format::superblock::Superblock::decode(&sb).unwrap();
+    fs.create_dir("/fill", &extant::NewInode::root(0o755)).unwrap();
+    let count = sb.free_inodes_count.saturating_sub(spared + 1);
+    for number in 0..count {
+        fs.write(format!("/fill/{number}"), Vec::new()).unwrap();
+    }
+    fs.unmount().unwrap();
+    let shared = Arc::new(between(shared.snapshot()));
+    let fs = options().open_shared(Arc::clone(&shared) as SharedDevice).expect("it can be opened");
+    for number in 0..count {
+        fs.remove_file(format!("/fill/{number}")).unwrap();
+    }
+    fs.unmount().unwrap();
+    shared.snapshot()
+}
+
+/// How many inodes [`with_inodes_at_the_end`] makes at most.
+pub(crate) const LAST_INODES: u32 = 40;
+
+/// Puts inodes of every kind into the last groups.
+pub(crate) fn with_inodes_at_the_end(device: &MemoryDevice) -> MemoryDevice {
+    with_last_inodes(device, LAST_INODES, |filled| {
+        let shared = Arc::new(filled);
+        let options = MountOptions::new().read_only(false).background(false).seed(7);
+        let opened = options.open_shared(Arc::clone(&shared) as SharedDevice);
+        let fs = opened.expect("it can be opened");
+        let new = extant::NewInode::root(0o755);
+        let block = u64::from(fs.block_size().bytes());
+        fs.create_dir("/last", &new).unwrap();
+        fs.create_dir("/last/d", &new).unwrap();
+        for number in 0..4 {
+            fs.create_dir(format!("/last/d/{number}"), &new).unwrap();
+            fs.write(format!("/last/d/{number}/f"), vec![number as u8; 3000]).unwrap();
+        }
+        // An index, of names of one file.
+        fs.write("/last/d/file", vec![3; 5000]).unwrap();
+        for number in 0..70 {
+            fs.hard_link("/last/d/file", format!("/last/d/{number:0100}")).unwrap();
+        }
+        fs.hard_link("/last/d/file", "/again").unwrap();
+        // A tree of extents.
+        let holes = fs.open_options().write(true).create(true).open("/last/holes").unwrap();
+        for hole in 0..12 {
+            holes.write_at(&[hole as u8 + 1; 700], hole * 3 * block).unwrap();
+        }
+        drop(holes);
+        fs.symlink("y".repeat(200), "/last/slow", &new).unwrap();
+        fs.symlink("y".repeat(20), "/last/fast", &new).unwrap();
+        let mode = extant::XattrMode::Any;
+        fs.set_xattr("/last/holes", "user.some", vec![7; 600], mode).unwrap();
+        if fs.superblock().features.has(Feature::EA_INODE) {
+            fs.set_xattr("/last/d/3/f", "user.large", vec![9; 2 * block as usize], mode).unwrap();
+            fs.write("/value", vec![1; 100]).unwrap();
+            fs.set_xattr("/value", "user.large", vec![8; 2 * block as usize], mode).unwrap();
+        }
+        fs.unmount().unwrap();
+        shared.snapshot()
+    })
 }
