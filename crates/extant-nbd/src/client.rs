@@ -189,7 +189,11 @@ impl NbdDevice {
             if let Some(pipe) = self.acquire() {
                 return Some(pipe);
             }
-            if let Ok(pipe) = self.fresh() {
+            let made = match sabotage("nbd.client.second-connection-not-told") {
+                true => self.connect(),
+                false => self.fresh(),
+            };
+            if let Ok(pipe) = made {
                 return Some(pipe);
             }
             let mut pool = self.pool.lock();

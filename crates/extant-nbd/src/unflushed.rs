@@ -86,7 +86,11 @@ impl Unflushed {
             for (offset, len) in newer.add(entry.offset, entry.len) {
                 match &entry.change {
                     Change::Bytes(buffer) if len == entry.len => {
-                        operations.push(Operation::Write { offset, buffer: buffer.clone(), fua: false });
+                        operations.push(Operation::Write {
+                            offset,
+                            buffer: buffer.clone(),
+                            fua: false,
+                        });
                     }
                     Change::Bytes(buffer) => {
                         let part = &buffer[(offset - entry.offset) as usize..][..len as usize];

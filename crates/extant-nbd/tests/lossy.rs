@@ -303,9 +303,21 @@ fn a_server_that_comes_back_as_another_one_is_refused_by_name() {
         ("with 2097152 bytes", says, Says { size: SIZE * 2, ..says }),
         ("read-only", says, Says { flags: flags::ALL | flags::READ_ONLY, ..says }),
         ("without flushes", says, Says { flags: flags::ALL & !flags::FLUSH, ..says }),
-        ("without writes that are durable at once", says, Says { flags: flags::ALL & !flags::FUA, ..says }),
-        ("without writes of zeros", says, Says { flags: flags::ALL & !flags::WRITE_ZEROES, ..says }),
-        ("for requests of 1 to 65536 bytes; they were 1 to 1048576", sized, Says { sizes: Some((1, 1 << 16)), ..sized }),
+        (
+            "without writes that are durable at once",
+            says,
+            Says { flags: flags::ALL & !flags::FUA, ..says },
+        ),
+        (
+            "without writes of zeros",
+            says,
+            Says { flags: flags::ALL & !flags::WRITE_ZEROES, ..says },
+        ),
+        (
+            "for requests of 1 to 65536 bytes; they were 1 to 1048576",
+            sized,
+            Says { sizes: Some((1, 1 << 16)), ..sized },
+        ),
     ];
     for (wanted, before, after) in cases {
         server.say(before);

@@ -89,10 +89,8 @@ impl Connection<'_> {
     /// Answers one request. False if the connection ends.
     fn answer(&mut self) -> io::Result<bool> {
         let magic = u32::from_be_bytes(self.take()?);
-        let (flags, command) =
-            (u16::from_be_bytes(self.take()?), u16::from_be_bytes(self.take()?));
-        let (cookie, offset) =
-            (u64::from_be_bytes(self.take()?), u64::from_be_bytes(self.take()?));
+        let (flags, command) = (u16::from_be_bytes(self.take()?), u16::from_be_bytes(self.take()?));
+        let (cookie, offset) = (u64::from_be_bytes(self.take()?), u64::from_be_bytes(self.take()?));
         let len = u32::from_be_bytes(self.take()?);
         assert_eq!(magic, REQUEST, "a client that breaks the rules");
         if command == 2 {
@@ -160,9 +158,7 @@ impl Connection<'_> {
         let named = state.faults.exactly.iter().find(|(at, _)| *at == number);
         let cut = match named {
             Some((_, cut)) => Some(*cut),
-            None if state.faults.cut_one_in > 0
-                && state.random.one_in(state.faults.cut_one_in) =>
-            {
+            None if state.faults.cut_one_in > 0 && state.random.one_in(state.faults.cut_one_in) => {
                 Some(CUTS[state.random.below(CUTS.len() as u64) as usize])
             }
             None => None,

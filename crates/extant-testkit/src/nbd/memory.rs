@@ -29,9 +29,7 @@ impl Memory {
     pub(super) fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
         self.below.read_at(offset, out)?;
         let end = offset + out.len() as u64;
-        for (sector, bytes) in
-            self.newer.range(offset / SECTOR_BYTES..end.div_ceil(SECTOR_BYTES))
-        {
+        for (sector, bytes) in self.newer.range(offset / SECTOR_BYTES..end.div_ceil(SECTOR_BYTES)) {
             let start = sector * SECTOR_BYTES;
             let (from, to) = (start.max(offset), (start + SECTOR_BYTES).min(end));
             out[(from - offset) as usize..(to - offset) as usize]

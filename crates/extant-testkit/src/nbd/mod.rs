@@ -173,7 +173,7 @@ impl Server {
         let state = State {
             memory: Memory::new(device),
             says: says.unwrap_or(honest),
-            random: Prng::new(faults.seed ^ 0x6e62_64),
+            random: Prng::new(faults.seed ^ 0x6e62),
             faults,
             requests: 0,
             cuts: 0,
@@ -220,7 +220,7 @@ impl Server {
     /// What goes wrong from now on. Requests are counted from 0 again.
     pub fn set_faults(&self, faults: Faults) {
         let mut state = self.shared.state.lock();
-        state.random = Prng::new(faults.seed ^ 0x6e62_64);
+        state.random = Prng::new(faults.seed ^ 0x6e62);
         state.requests = 0;
         state.faults = faults;
         self.shared.is_gone.store(false, Ordering::SeqCst);

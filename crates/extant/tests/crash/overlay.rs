@@ -72,13 +72,14 @@ impl Growing {
         let mut bits = [0; 4];
         device.read_at(20, &mut bits)?;
         let cluster = 1u64 << u32::from_be_bytes(bits).min(21);
-        let mut piece = vec![0; 1 << 20];
+        let (mut piece, zeros) = (vec![0; 1 << 16], vec![0; 1 << 16]);
         let mut end = device.size_bytes();
         let len = loop {
             let start = end.saturating_sub(piece.len() as u64);
             let part = &mut piece[..(end - start) as usize];
             device.read_at(start, part)?;
-            if let Some(last) = part.iter().rposition(|byte| *byte != 0) {
+            if *part != zeros[..part.len()] {
+                let last = part.iter().rposition(|byte| *byte != 0).unwrap_or(0);
                 break start + last as u64 + 1;
             }
             if start == 0 {
@@ -221,7 +222,11 @@ impl Target for Overlaid {
 
 /// The base of a layout with an overlay over it, in which the superblock lies already. Also where in the
 /// file the superblock is.
-fn over(layout: &Layout, inner: Extant, cluster: Option<u32>) -> Result<(Overlaid, Base, u64), String> {
+fn over(
+    layout: &Layout,
+    inner: Extant,
+    cluster: Option<u32>,
+) -> Result<(Overlaid, Base, u64), String> {
     let below = layouts::base(layout)?;
     let dir = tempdir().unwrap();
     let path = dir.path().join("overlay.qcow2");
@@ -293,12 +298,8 @@ fn prove(
     };
     let before = contents(&target.base.0);
     let unit = if profile.unit > 0 && layout.moves_contents() { base.unit } else { 0 };
-    let profile = Profile {
-        project: layout.project,
-        value_max: layout.value_max,
-        unit,
-        ..profile.clone()
-    };
+    let profile =
+        Profile { project: layout.project, value_max: layout.value_max, unit, ..profile.clone() };
     let mut generator = Generator::new(seed, profile);
     let mut left = steps;
     let recorded = record(&target, &base, |model| {
@@ -322,7 +323,8 @@ fn contents(device: &MemoryDevice) -> Vec<u8> {
 
 #[test]
 fn names_in_an_overlay_survive_every_cut_of_its_file() {
-    let sampling = Sampling { exhaustive_max: 3, samples: 8, one_cut_in: 10, ..Sampling::default() };
+    let sampling =
+        Sampling { exhaustive_max: 3, samples: 8, one_cut_in: 10, ..Sampling::default() };
     let name = "names_in_an_overlay_survive_every_cut";
     let seed = env::seed(8100);
     prove(name, &SMALL, (seed, 60), None, &Profile::default(), &sampling);
@@ -331,7 +333,8 @@ fn names_in_an_overlay_survive_every_cut_of_its_file() {
 
 #[test]
 fn contents_in_an_overlay_survive_every_cut_of_its_file() {
-    let sampling = Sampling { exhaustive_max: 3, samples: 6, one_cut_in: 24, ..Sampling::default() };
+    let sampling =
+        Sampling { exhaustive_max: 3, samples: 6, one_cut_in: 24, ..Sampling::default() };
     let name = "contents_in_an_overlay_survive_every_cut";
     let seed = env::seed(8201);
     prove(name, &WRITTEN[1], (seed, 50), None, &Profile::contents(), &sampling);
@@ -341,7 +344,8 @@ fn contents_in_an_overlay_survive_every_cut_of_its_file() {
 #[test]
 #[ignore = "takes minutes: 40,000 states"]
 fn many_histories_in_overlays_survive_every_cut_of_their_files() {
-    let sampling = Sampling { exhaustive_max: 4, samples: 16, tears: 6, one_cut_in: 3, ..Sampling::default() };
+    let sampling =
+        Sampling { exhaustive_max: 4, samples: 16, tears: 6, one_cut_in: 3, ..Sampling::default() };
     let name = "many_histories_in_overlays_survive_every_cut";
     let first = env::seed(8300);
     for seed in first..first + 3 {
