@@ -130,7 +130,7 @@ fn changes_of_an_export_go_to_an_overlay_that_qemu_reads_and_into_it_by_a_commit
     run("rm", "/file").succeeds();
     assert_eq!(run("cat", "/new").succeeds().out(), "hello\n");
     run("cat", "/file").ends_with(9);
-    run("check", "").succeeds();
+    place.run(&["check", "--overlay", "o.qcow2", &served.address]).succeeds();
     assert!(fs::read(place.path("a.img")).unwrap() == before, "the base was written");
     // A file does not decide whom its readers ask.
     place
