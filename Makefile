@@ -23,7 +23,7 @@ DIST_FLAGS ?= -C target-feature=+crt-static
 # A test program that hangs is ended after a quarter of an hour.
 ENDED = --config "target.'cfg(all())'.runner='$(abspath scripts/test-runner)'"
 
-.PHONY: help build build-whole demo embed test test-long test-mutants test-programs posix install-capi python test-python bench bench-build bench-mkfs bench-check bench-read bench-namespace bench-io bench-io-memory bench-async bench-alloc bench-pieces bench-age bench-direct bench-fio bench-mount bench-quick bench-page counts install fuzz-smoke fuzz-long fmt lint doc dist package install-files
+.PHONY: help build build-whole demo embed test test-long test-mutants test-programs posix install-capi python test-python bench bench-build bench-mkfs bench-check bench-read bench-namespace bench-io bench-io-memory bench-async bench-alloc bench-pieces bench-age bench-direct bench-fio bench-mount bench-remote bench-quick bench-page counts install fuzz-smoke fuzz-long fmt lint doc dist package install-files
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -70,7 +70,7 @@ posix: build ## system calls on a mount and on the kernel's ext4, side by side (
 	@scripts/deps e2fsprogs perl
 	EXTANT=$(EXTANT) scripts/posix-suite
 
-bench: bench-build bench-mkfs bench-check bench-read bench-namespace bench-io bench-fio bench-async bench-alloc bench-pieces bench-age bench-direct bench-mount bench-page ## all benchmarks, and the page of them
+bench: bench-build bench-mkfs bench-check bench-read bench-namespace bench-io bench-fio bench-async bench-alloc bench-pieces bench-age bench-direct bench-mount bench-remote bench-page ## all benchmarks, and the page of them
 
 # Small files and one or two rounds: to see that everything runs and where things stand, not to quote.
 bench-quick: build-whole ## all benchmarks, small, in less than five minutes, and the page of them
@@ -95,6 +95,11 @@ bench-mkfs: build-whole ## time and memory of making a file system of 16 TiB
 bench-check: build-whole ## checking images against e2fsck -fn and pread: time and memory (RUNS=5 FILES=55000,1000000 SIZE=16T)
 	@scripts/deps e2fsprogs
 	EXTANT=$(WHOLE) $(CARGO) run --profile dist -q -p extant-bench -- check
+
+bench-remote: build-whole ## qcow2 against raw, NBD against fio, a store 20 ms away, 200 overlays (RUNS=5 SOURCE=/etc STORE_MIB=2048 MOUNTS=200)
+	@scripts/deps e2fsprogs
+	@scripts/deps nbdkit fio || true
+	EXTANT=$(WHOLE) $(CARGO) run --profile dist -q -p extant-bench -- remote
 
 bench-read: build-whole ## reading through the library against pread; walks; memory
 	EXTANT=$(WHOLE) $(CARGO) run --profile dist -q -p extant-bench -- read

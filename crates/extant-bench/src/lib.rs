@@ -18,6 +18,7 @@ pub mod namespace;
 pub mod page;
 pub mod pieces;
 pub mod read;
+pub mod remote;
 pub mod report;
 pub mod ring;
 pub mod run;

@@ -240,7 +240,8 @@ impl RecordingDevice {
 
     /// Creates a device whose history starts at the present contents of `base`.
     pub fn over(base: MemoryDevice) -> RecordingDevice {
-        let log = Arc::new(Mutex::new(Rank::Device, Log::default()));
+        // Below every device that is stacked over it.
+        let log = Arc::new(Mutex::with_order(Rank::Device, u64::MAX, Log::default()));
         RecordingDevice::in_log(base, log)
     }
 

@@ -8,7 +8,7 @@ use clap::Args;
 use extant_block::{BlockDevice, FileDevice, OpenError, SharedDevice};
 use extant_http::{Account, DiskCache, HttpDevice, HttpError, ObjectAddress};
 use extant_nbd::{Address, NbdDevice, NbdError, Settings};
-use extant_qcow2::{Format, How, Opened, Qcow2Error, overlay};
+use extant_qcow2::{Elsewhere, Format, How, Opened, Qcow2Error, overlay};
 
 use crate::exit::{Exit, Failure, Result};
 use crate::output::complain;
@@ -33,7 +33,8 @@ pub(crate) struct SourceArgs {
     pub(crate) snapshot: Option<String>,
     /// Changes go to FILE, a qcow2 image over the image, which itself is not written.
     ///
-    /// FILE is made when it is first needed, and qemu reads it. Any number of overlays share one image.
+    /// FILE is made when it is first needed, and qemu reads it. Any number of overlays share one image, which may be
+    /// at an address (nbd://, http://, https://, s3://).
     #[arg(long, value_name = "FILE", help_heading = SOURCE)]
     pub(crate) overlay: Option<PathBuf>,
     /// Images that a qcow2 image lies over may be in DIR, besides the image's own directory.
@@ -48,6 +49,9 @@ pub(crate) struct SourceArgs {
     /// Ask for s3:// addresses without keys, as anybody may for public objects.
     #[arg(long, help_heading = SOURCE)]
     pub(crate) no_sign_request: bool,
+    /// Whether all connections are made at once, because none can be made later.
+    #[arg(skip)]
+    pub(crate) is_lasting: bool,
 }
 
 /// Bytes of a cache whose size is not said.
@@ -86,6 +90,14 @@ fn cache_of_environment() -> Result<Option<DiskCache>, Failure> {
     let wrong = |what: &str| Failure::usage(format!("EXTANT_CACHE: {what}"));
     let text = text.to_str().ok_or_else(|| wrong("it is made of characters"))?;
     disk_cache(text).map(Some).map_err(|what| wrong(&what))
+}
+
+/// The characters of an address.
+fn address_text(file: &Path) -> Result<&str, SourceError> {
+    file.to_str().ok_or_else(|| {
+        let name = escape(file.as_os_str().as_bytes());
+        SourceError::Other(Failure::usage(format!("{name}: an address is made of characters")))
+    })
 }
 
 pub(crate) fn format(word: &str) -> Result<Format, String> {
@@ -145,6 +157,15 @@ impl From<Qcow2Error> for Failure {
             Qcow2Error::OtherBase { .. } => {
                 Some("extant overlay rebase moves an overlay to another image")
             }
+            Qcow2Error::Elsewhere { .. } => Some(
+                "give the address, too: --overlay FILE ADDRESS, or with extant overlay commit and rebase --over ADDRESS",
+            ),
+            Qcow2Error::BaseChanged { .. } => Some(
+                "what the overlay has makes sense over the old version only: get that back, or make a new overlay",
+            ),
+            Qcow2Error::ReadOnlyBase { .. } => Some(
+                "download the base (curl -O, aws s3 cp), extant overlay rebase FILE --over ADDRESS --base COPY, then commit",
+            ),
             _ => None,
         };
         if let Qcow2Error::Open(error) = error {
@@ -161,7 +182,7 @@ impl From<NbdError> for Failure {
         let exit = match &error {
             NbdError::Address { .. } => Exit::Usage,
             NbdError::Refused { .. } => Exit::NotFound,
-            NbdError::ReadOnly { .. } => Exit::Refused,
+            NbdError::ReadOnly { .. } | NbdError::NoFlush { .. } => Exit::Refused,
             _ => Exit::Io,
         };
         let failure = Failure::caused(exit, "", &error);
@@ -218,28 +239,14 @@ impl SourceArgs {
             format: self.format,
             snapshot: self.snapshot.clone(),
             backing_dirs: self.backing_dirs.clone(),
+            elsewhere: None,
         }
     }
 
-    /// Opens what the address of a file behind a web server leads to.
-    fn web(&self, file: &Path, write: bool) -> Result<SharedDevice, SourceError> {
+    /// Opens what the address of a file behind a web server leads to, for reading.
+    fn web(&self, file: &Path) -> Result<Elsewhere, SourceError> {
         let other = |failure: Failure| SourceError::Other(failure);
-        let name = escape(file.as_os_str().as_bytes());
-        if self.overlay.is_some() {
-            let message = format!("{name}: an overlay lies over a file of this host");
-            return Err(other(Failure::new(Exit::Unsupported, message)));
-        }
-        if write {
-            let message = format!("{name}: {} is only read", kind(file));
-            let hint = match is_object(file) {
-                true => "download it (aws s3 cp)",
-                false => "download it (curl -O), or serve it where it is: extant serve nbd IMG",
-            };
-            return Err(other(Failure::new(Exit::Refused, message).hint(hint)));
-        }
-        let text = file.to_str().ok_or_else(|| {
-            other(Failure::usage(format!("{name}: an address is made of characters")))
-        })?;
+        let text = address_text(file)?;
         let mut settings = extant_http::Settings::default();
         settings.disk_cache = match &self.cache_dir {
             Some(cache) => Some(cache.clone()),
@@ -254,29 +261,71 @@ impl SourceArgs {
                 .and_then(|address| HttpDevice::open(&address, &settings)),
         };
         let device = device.map_err(|error| other(error.into()))?;
-        let is_named_so = extant_qcow2::is_named_so(Path::new(&*device.describe()));
-        let opened = extant_qcow2::open_on_device(Arc::new(device), is_named_so, &self.how(false))?;
-        Ok(opened)
+        let (address, version) = (device.describe().to_string(), device.version());
+        let is_named_so = extant_qcow2::is_named_so(Path::new(&address));
+        let format = match self.format {
+            Some(format) => format,
+            None => extant_qcow2::probe(&device)?,
+        };
+        let how = self.how(false);
+        let device = extant_qcow2::open_on_device(Arc::new(device), is_named_so, &how)?;
+        Ok(Elsewhere { address, device, format, version })
     }
 
     /// Opens what the address of an NBD server leads to.
     fn remote(&self, file: &Path, write: bool) -> Result<Arc<NbdDevice>, SourceError> {
         let other = |failure: Failure| SourceError::Other(failure);
         let name = escape(file.as_os_str().as_bytes());
-        let is_more = self.overlay.is_some() || self.snapshot.is_some();
-        if is_more || self.format == Some(Format::Qcow2) {
+        if self.snapshot.is_some() || self.format == Some(Format::Qcow2) {
             let message = format!("{name}: what is behind an address is taken as a raw disk");
             return Err(other(
                 Failure::new(Exit::Unsupported, message)
                     .hint("extant serve nbd IMG serves qcow2 images and overlays as raw disks"),
             ));
         }
-        let text = file.to_str().ok_or_else(|| {
-            other(Failure::usage(format!("{name}: an address is made of characters")))
-        })?;
-        let device = Address::parse(text)
+        let device = Address::parse(address_text(file)?)
             .and_then(|address| NbdDevice::open(&address, !write, Settings::default()));
-        Ok(Arc::new(device.map_err(|error| other(error.into()))?))
+        let device = device.map_err(|error| other(error.into()))?;
+        if self.is_lasting {
+            // From its sandbox a mount makes none.
+            device.connect_all();
+        }
+        Ok(Arc::new(device))
+    }
+
+    /// Opens the image at an address, as what overlays lie over. `write`: the image itself is to be written.
+    pub(crate) fn elsewhere(&self, file: &Path, write: bool) -> Result<Elsewhere, SourceError> {
+        if is_web_address(file) {
+            return self.web(file);
+        }
+        let device = self.remote(file, write)?;
+        let version = format!("{} bytes", device.size_bytes());
+        let address = device.describe().to_string();
+        Ok(Elsewhere { address, device, format: Format::Raw, version })
+    }
+
+    /// Opens the image at an address, or the overlay over it.
+    fn at_address(&self, file: &Path, write: bool) -> Result<SharedDevice, SourceError> {
+        let Some(over) = &self.overlay else {
+            if write && is_web_address(file) {
+                let name = escape(file.as_os_str().as_bytes());
+                let message = format!("{name}: {} is only read", kind(file));
+                let hint = match is_object(file) {
+                    true => "write to an overlay (--overlay FILE), or download it (aws s3 cp)",
+                    false => "write to an overlay (--overlay FILE), or download it (curl -O)",
+                };
+                let failure = Failure::new(Exit::Refused, message).hint(hint);
+                return Err(SourceError::Other(failure));
+            }
+            return Ok(self.elsewhere(file, write)?.device);
+        };
+        let base = self.elsewhere(file, false)?;
+        if !write && !over.exists() {
+            // Nothing was changed yet, so the image itself is what the overlay would show.
+            return Ok(base.device);
+        }
+        let how = How { format: None, elsewhere: Some(base), ..self.how(write) };
+        Ok(overlay::open_over_elsewhere(over, &how)?.into_device())
     }
 
     /// Opens the image.
@@ -297,22 +346,16 @@ impl SourceArgs {
 
     /// Opens the image for reading.
     pub(crate) fn open_read_only(&self, file: &Path) -> Result<SharedDevice, SourceError> {
-        if is_web_address(file) {
-            return self.web(file, false);
-        }
         if is_address(file) {
-            return Ok(self.remote(file, false)?);
+            return self.at_address(file, false);
         }
         Ok(self.opened(file, false)?.into_device())
     }
 
     /// Opens the image, or the overlay over it, for changes.
     pub(crate) fn open_read_write(&self, file: &Path) -> Result<SharedDevice, SourceError> {
-        if is_web_address(file) {
-            return self.web(file, true);
-        }
         if is_address(file) {
-            return Ok(self.remote(file, true)?);
+            return self.at_address(file, true);
         }
         Ok(self.opened(file, true)?.into_device())
     }
@@ -323,14 +366,10 @@ impl SourceArgs {
         file: &Path,
         write: bool,
     ) -> Result<Option<SharedDevice>, SourceError> {
-        if is_web_address(file) {
-            return self.web(file, write).map(Some);
-        }
         if is_address(file) {
-            let device = self.remote(file, write)?;
-            // From its sandbox a mount makes none.
-            device.connect_all();
-            return Ok(Some(device));
+            return SourceArgs { is_lasting: true, ..self.clone() }
+                .at_address(file, write)
+                .map(Some);
         }
         if !self.is_special(file) {
             return Ok(None);

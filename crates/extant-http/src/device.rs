@@ -135,6 +135,12 @@ impl HttpDevice {
         })
     }
 
+    /// Returns what tells the version of the file that is read from others: its length, and the entity tag or the
+    /// time of the last change if the server names one. In at most 160 bytes.
+    pub fn version(&self) -> String {
+        self.remote.version_text(&self.version)
+    }
+
     /// Returns the counts of the requests so far.
     pub fn stats(&self) -> HttpStats {
         HttpStats {

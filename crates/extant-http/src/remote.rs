@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use extant_sync::{Clock, SystemClock};
+use sha2::{Digest, Sha256};
 use ureq::config::ConfigBuilder;
 use ureq::http::{Response, header};
 use ureq::typestate::AgentScope;
@@ -177,6 +178,26 @@ impl Remote {
 
     fn changed(&self, what: String) -> Failed {
         Failed::ForGood(HttpError::Changed { address: self.source.shown(), what })
+    }
+
+    /// Returns what tells the version `known` from others of the same file, for people and programs: the length, and
+    /// the tag or the time of the last change if the server names one. At most 160 bytes.
+    pub(crate) fn version_text(&self, known: &Version) -> String {
+        let strong = known.tag.as_ref().filter(|tag| !tag.starts_with("W/"));
+        let (kind, mark) = match (strong, &known.tag, &known.modified) {
+            (Some(tag), _, _) => ("tag", tag),
+            (None, _, Some(time)) => ("changed", time),
+            (None, Some(tag), None) => ("tag", tag),
+            (None, None, None) => return format!("{} bytes", known.len),
+        };
+        match mark.len() {
+            0..=120 => format!("{} bytes, {kind} {mark}", known.len),
+            _ => {
+                let digest = Sha256::digest(mark.as_bytes());
+                let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+                format!("{} bytes, {kind} sha256:{hex}", known.len)
+            }
+        }
     }
 
     /// Returns what identifies the version `known` of the file among all files; `None` if the server gives it no tag that

@@ -17,6 +17,7 @@ use crate::address::Address;
 use crate::error::NbdError;
 use crate::pipe::{Export, Pipe, read_of};
 use crate::queue::Reads;
+use crate::unflushed::Unflushed;
 use crate::wire::*;
 
 /// Limit of the bytes kept until they are flushed; a further write flushes first.
@@ -25,6 +26,8 @@ pub const UNFLUSHED_MAX: u64 = 64 << 20;
 const WINDOW: usize = 64;
 /// Connections of one device, where the server allows several.
 const CONNECTIONS_MAX: usize = 4;
+/// How long nobody tries to connect after it was in vain.
+const DOWN: Duration = Duration::from_secs(1);
 /// Longest discard or write of zeros in one request, in bytes.
 const RANGE_MAX: u64 = 1 << 30;
 
@@ -33,8 +36,9 @@ const RANGE_MAX: u64 = 1 << 30;
 pub struct Settings {
     /// How long a connection, or one reply, may take. 30 seconds.
     pub limit: Duration,
-    /// How often a lost connection is made again for one request. 5 times, with a pause that doubles from
-    /// 100 milliseconds on.
+    /// How often a lost connection is made again before anything more is answered. 5 times: at once, and
+    /// then after a pause that doubles from 100 milliseconds on. When that was in vain, it is tried once for each
+    /// request, and not more often than once in a second.
     pub tries: u32,
 }
 
@@ -42,19 +46,6 @@ impl Default for Settings {
     fn default() -> Settings {
         Settings { limit: Duration::from_secs(30), tries: 5 }
     }
-}
-
-/// Writes that were acknowledged and are not flushed.
-#[derive(Default)]
-struct Unflushed {
-    entries: VecDeque<(u64, Change)>,
-    bytes: u64,
-    next: u64,
-}
-
-enum Change {
-    Bytes(u64, AlignedBuffer),
-    Zeros(u64, u64),
 }
 
 /// Idle connections.
@@ -68,6 +59,9 @@ struct Pool {
 /// Several threads use several connections where the server allows that, otherwise they take turns.
 /// A lost connection is made again, writes that were acknowledged and not flushed are repeated
 /// (N1), and requests under way are sent again; callers get an error only when that fails.
+///
+/// A server that neither answers nor ends a connection may still make the changes that it was sent there. They
+/// are errors then, and so is every further change until that connection ends (N5).
 pub struct NbdDevice {
     address: Address,
     name: Arc<str>,
@@ -82,6 +76,10 @@ pub struct NbdDevice {
     /// writes.
     gate: RwLock<()>,
     unflushed: Mutex<Unflushed>,
+    /// Connections that were given up with changes under way, and that the server has not ended.
+    lingering: Mutex<Vec<Pipe>>,
+    /// When it was last in vain to connect, and why.
+    down: Mutex<Option<(Duration, String)>>,
     /// How often connections were made again.
     again: AtomicU64,
 }
@@ -101,6 +99,9 @@ impl NbdDevice {
         let export = pipe.export;
         if !is_read_only && export.flags & READ_ONLY != 0 {
             return Err(NbdError::ReadOnly { address: address.to_string() });
+        }
+        if !is_read_only && export.flags & SEND_FLUSH == 0 {
+            return Err(NbdError::NoFlush { address: address.to_string() });
         }
         if export.block_min > 512 {
             return Err(NbdError::Protocol {
@@ -123,6 +124,8 @@ impl NbdDevice {
             is_free: Condvar::new(),
             gate: RwLock::with_order(Rank::Device, 1 << 20, ()),
             unflushed: Mutex::new(Rank::Leaf, Unflushed::default()),
+            lingering: Mutex::new(Rank::Leaf, Vec::new()),
+            down: Mutex::new(Rank::Leaf, None),
             again: AtomicU64::new(0),
         })
     }
@@ -134,7 +137,7 @@ impl NbdDevice {
 
     /// Bytes that are kept because they are not flushed.
     pub fn unflushed_bytes(&self) -> u64 {
-        self.unflushed.lock().bytes
+        self.unflushed.lock().bytes()
     }
 
     /// Makes all possible connections, for a process that cannot make any later.
@@ -147,7 +150,7 @@ impl NbdDevice {
                 }
                 pool.open += 1;
             }
-            let made = self.connect().ok();
+            let made = self.fresh().ok();
             if made.is_none() {
                 self.connections.store(self.pool.lock().open.max(2) - 1, Ordering::Relaxed);
             }
@@ -186,7 +189,11 @@ impl NbdDevice {
             if let Some(pipe) = self.acquire() {
                 return Some(pipe);
             }
-            if let Ok(pipe) = self.connect() {
+            let made = match sabotage("nbd.client.second-connection-not-told") {
+                true => self.connect(),
+                false => self.fresh(),
+            };
+            if let Ok(pipe) = made {
                 return Some(pipe);
             }
             let mut pool = self.pool.lock();
@@ -212,97 +219,133 @@ impl NbdDevice {
     fn connect(&self) -> io::Result<Pipe> {
         let pipe = Pipe::open(&self.address, self.settings.limit).map_err(io::Error::other)?;
         let (old, new) = (self.export, pipe.export);
-        if new.size != old.size || (!self.is_read_only && new.flags & READ_ONLY != 0) {
-            return Err(io::Error::other(format!(
-                "the export came back with {} bytes and flags {:#x}; it had {} and {:#x}",
-                new.size, new.flags, old.size, old.flags
-            )));
+        let other = |what: String| Err(io::Error::other(format!("the export came back {what}")));
+        if new.size != old.size {
+            return other(format!("with {} bytes; it had {}", new.size, old.size));
+        }
+        if !self.is_read_only && new.flags & READ_ONLY != 0 {
+            return other("read-only".to_owned());
+        }
+        // What was relied on may be under way.
+        let lost = old.flags & !new.flags;
+        let relied = [
+            (SEND_FLUSH, "flushes"),
+            (SEND_FUA, "writes that are durable at once"),
+            (SEND_TRIM, "discards"),
+            (SEND_WRITE_ZEROES, "writes of zeros"),
+            (CAN_MULTI_CONN, "several connections"),
+        ];
+        if let Some((_, what)) = relied.iter().find(|(flag, _)| lost & flag != 0) {
+            return other(format!("without {what}; it had them"));
+        }
+        if new.block_min > old.block_min || new.payload_max < old.payload_max {
+            return other(format!(
+                "for requests of {} to {} bytes; they were {} to {}",
+                new.block_min, new.payload_max, old.block_min, old.payload_max
+            ));
         }
         Ok(pipe)
+    }
+
+    /// A new connection to a server that has everything that was acknowledged. Whoever answers may be another
+    /// one than before, and may have forgotten what was not flushed.
+    fn fresh(&self) -> io::Result<Pipe> {
+        // Nobody else has anything under way that what is written again could overtake, or an answer that
+        // is not noted yet.
+        let _alone = self.gate.write();
+        let pipe = self.connect()?;
+        if sabotage("nbd.client.acknowledged-forgotten") {
+            return Ok(pipe);
+        }
+        self.write_again(pipe)
     }
 
     /// Makes a connection after one was lost, and brings the server to where it was.
     fn recover(&self, tries: &mut u32, last: io::Error) -> io::Result<Pipe> {
         let mut last = last;
-        while *tries < self.settings.tries {
-            SystemClock.sleep(Duration::from_millis(100 << (*tries).min(10)));
+        let mut most = self.settings.tries;
+        if let Some((when, why)) = &*self.down.lock() {
+            if SystemClock.monotonic().saturating_sub(*when) < DOWN {
+                return Err(io::Error::other(why.clone()));
+            }
+            most = most.min(1);
+        }
+        while *tries < most {
+            if *tries > 0 {
+                SystemClock.sleep(Duration::from_millis(100 << (*tries - 1).min(10)));
+            }
             *tries += 1;
-            // Nobody else has anything under way that what is written again could overtake.
-            let _alone = self.gate.write();
-            match self.connect().and_then(|pipe| self.write_again(pipe)) {
+            match self.fresh() {
                 Ok(pipe) => {
                     self.again.fetch_add(1, Ordering::Relaxed);
+                    *self.down.lock() = None;
                     return Ok(pipe);
                 }
                 Err(error) => last = error,
             }
         }
+        let why = format!("the connection is lost: {last}");
+        *self.down.lock() = Some((SystemClock.monotonic(), why));
         Err(last)
     }
 
-    /// Everything that was acknowledged and is not flushed, in its order.
+    /// Everything that was acknowledged and is not flushed.
     fn write_again(&self, mut pipe: Pipe) -> io::Result<Pipe> {
-        if sabotage("nbd.client.acknowledged-forgotten") {
-            return Ok(pipe);
-        }
-        let changes: Vec<Operation> = {
-            let unflushed = self.unflushed.lock();
-            let operation = |(_, change): &(u64, Change)| match change {
-                Change::Bytes(offset, buffer) => {
-                    Operation::Write { offset: *offset, buffer: buffer.clone(), fua: false }
+        // Parts that do not overlap, so that they may be under way together.
+        let mut again = self.unflushed.lock().again().into_iter().peekable();
+        let told = loop {
+            if pipe.len() < WINDOW
+                && let Some(change) = again.next()
+            {
+                match pipe.send(change) {
+                    Ok(_) => continue,
+                    Err((error, _)) => break Err(error),
                 }
-                Change::Zeros(offset, len) => Operation::WriteZeroes { offset: *offset, len: *len },
-            };
-            unflushed.entries.iter().map(operation).collect()
+            }
+            if pipe.len() == 0 {
+                break Ok(());
+            }
+            match pipe.receive() {
+                Ok(answer) if answer.errno != 0 => {
+                    break Err(io::Error::from_raw_os_error(answer.errno));
+                }
+                Ok(_) => {}
+                Err(error) => break Err(error),
+            }
         };
-        for change in changes {
-            pipe.send(change).map_err(|(error, _)| error)?;
-            // One after the other: they may overlap.
-            let answer = pipe.receive()?;
-            if answer.errno != 0 {
-                return Err(io::Error::from_raw_os_error(answer.errno));
+        match told {
+            Ok(()) => Ok(pipe),
+            Err(error) => {
+                self.give_up(pipe);
+                Err(error)
             }
         }
-        Ok(pipe)
     }
 
-    /// Notes what the server acknowledged.
-    fn note(&self, operation: &Operation) {
-        // Without flushes nothing is ever promised beyond the acknowledgement.
-        if !self.has(SEND_FLUSH) {
-            return;
+    /// Ends a connection that is of no use any more, and returns what was under way there, and whether the server
+    /// is known to do nothing more of it.
+    fn give_up(&self, mut pipe: Pipe) -> (Vec<(u64, Operation)>, bool) {
+        let waiting = pipe.take_waiting();
+        let changes =
+            |operation: &Operation| !matches!(operation, Operation::Read { .. } | Operation::Flush);
+        let is_over = waiting.iter().all(|(_, operation)| !changes(operation))
+            || pipe.wait_for_end()
+            || sabotage("nbd.client.sent-again-beside-itself");
+        if !is_over {
+            self.lingering.lock().push(pipe);
         }
-        let change = match operation {
-            Operation::Write { offset, buffer, fua: false } => {
-                Change::Bytes(*offset, buffer.clone())
-            }
-            Operation::WriteZeroes { offset, len } => Change::Zeros(*offset, *len),
-            _ => return,
-        };
-        let cost = match &change {
-            Change::Bytes(_, buffer) => buffer.len() as u64 + 64,
-            Change::Zeros(..) => 64,
-        };
-        let mut unflushed = self.unflushed.lock();
-        let number = unflushed.next;
-        unflushed.next += 1;
-        unflushed.bytes += cost;
-        unflushed.entries.push_back((number, change));
+        (waiting, is_over)
     }
 
-    /// Records that writes before number `until` are flushed.
-    fn flushed(&self, until: u64) {
-        let mut unflushed = self.unflushed.lock();
-        while let Some((number, change)) = unflushed.entries.front() {
-            if *number >= until {
-                break;
-            }
-            let cost = match change {
-                Change::Bytes(_, buffer) => buffer.len() as u64 + 64,
-                Change::Zeros(..) => 64,
-            };
-            unflushed.bytes -= cost;
-            unflushed.entries.pop_front();
+    /// Refuses a change while the server may still make an older one.
+    fn check_lingering(&self) -> io::Result<()> {
+        let mut lingering = self.lingering.lock();
+        lingering.retain(|pipe| !pipe.has_ended());
+        match lingering.len() {
+            0 => Ok(()),
+            count => Err(io::Error::other(format!(
+                "the server neither answers {count} of its connections nor ends them, and may still make the changes that it was sent there: nothing more is changed until it has"
+            ))),
         }
     }
 
@@ -357,17 +400,20 @@ impl NbdDevice {
         let mut todo: VecDeque<(usize, Operation)> = operations.into_iter().enumerate().collect();
         let mut done: Vec<Option<(Operation, io::Result<()>)>> = (0..count).map(|_| None).collect();
         let mut pipe = self.acquire_or_connect();
+        let mut last = io::Error::from(io::ErrorKind::NotConnected);
         let mut tries = 0;
         while !todo.is_empty() {
-            let now = match pipe.take() {
+            let connected = match pipe.take() {
                 Some(pipe) => Ok(pipe),
-                None => match self.connect() {
-                    Ok(pipe) => Ok(pipe),
-                    Err(error) => self.recover(&mut tries, error),
-                },
+                None => self.recover(&mut tries, last),
             };
-            let connected = match now {
-                Ok(pipe) => pipe,
+            let left = todo.len();
+            last = match connected.map(|pipe| self.exchange(pipe, &mut todo, &mut done)) {
+                Ok(Ok(connected)) => {
+                    pipe = Some(connected);
+                    break;
+                }
+                Ok(Err(error)) => error,
                 Err(error) => {
                     for (number, operation) in todo.drain(..) {
                         let error = io::Error::new(error.kind(), error.to_string());
@@ -376,20 +422,9 @@ impl NbdDevice {
                     break;
                 }
             };
-            match self.exchange(connected, &mut todo, &mut done) {
-                Ok(connected) => pipe = Some(connected),
-                Err(error) => {
-                    pipe = match self.recover(&mut tries, error) {
-                        Ok(pipe) => Some(pipe),
-                        Err(error) => {
-                            for (number, operation) in todo.drain(..) {
-                                let error = io::Error::new(error.kind(), error.to_string());
-                                done[number] = Some((operation, Err(error)));
-                            }
-                            None
-                        }
-                    };
-                }
+            // A server that answers something each time is worth another try.
+            if todo.len() < left {
+                tries = 0;
             }
         }
         self.release(pipe);
@@ -415,7 +450,7 @@ impl NbdDevice {
             if pipe.len() < WINDOW && todo.front().is_some_and(may_send) {
                 let Some((number, operation)) = todo.pop_front() else { continue };
                 if matches!(operation, Operation::Flush) {
-                    marks.push_back((number as u64, self.unflushed.lock().next));
+                    marks.push_back((number as u64, self.unflushed.lock().next()));
                 }
                 match pipe.send(operation) {
                     Ok(cookie) => numbers.push_back((cookie, number)),
@@ -439,18 +474,22 @@ impl NbdDevice {
                 errno => Err(io::Error::from_raw_os_error(errno)),
             };
             if result.is_ok() {
-                self.note(&answer.operation);
+                self.unflushed.lock().note(&answer.operation);
                 if matches!(answer.operation, Operation::Flush)
                     && let Some((_, until)) = marks.iter().find(|(of, _)| *of == number as u64)
                 {
-                    self.flushed(*until);
+                    self.unflushed.lock().flushed(*until);
                 }
             }
             done[number] = Some((answer.operation, result));
         };
-        for (cookie, operation) in pipe.into_waiting().into_iter().rev() {
-            if let Some((_, number)) = numbers.iter().find(|(of, _)| *of == cookie) {
-                todo.push_front((*number, operation));
+        let (waiting, is_over) = self.give_up(pipe);
+        for (cookie, operation) in waiting.into_iter().rev() {
+            let Some((_, number)) = numbers.iter().find(|(of, _)| *of == cookie) else { continue };
+            let changes = !matches!(operation, Operation::Read { .. } | Operation::Flush);
+            match self.check_lingering() {
+                Err(error) if !is_over && changes => done[*number] = Some((operation, Err(error))),
+                _ => todo.push_front((*number, operation)),
             }
         }
         Err(failed)
@@ -464,7 +503,7 @@ impl NbdDevice {
             return Completion { operation, result: Err(error) };
         }
         let is_nothing = match kind {
-            OperationKind::Flush => !self.has(SEND_FLUSH) || self.is_read_only,
+            OperationKind::Flush => self.is_read_only,
             _ => len == 0,
         };
         if is_nothing {
@@ -476,6 +515,12 @@ impl NbdDevice {
             return Completion { operation, result: Err(error) };
         }
         let changes = matches!(kind, OperationKind::Write | OperationKind::WriteZeroes);
+        if (changes || kind == OperationKind::Discard)
+            && let Err(error) = self.check_lingering()
+        {
+            let error = self.fail(&operation, error);
+            return Completion { operation, result: Err(error) };
+        }
         if changes && self.unflushed_bytes() > UNFLUSHED_MAX {
             // The writes kept stay bounded, and a server that cannot flush gets no more data to
             // lose.
@@ -560,7 +605,7 @@ impl BlockDevice for NbdDevice {
     /// allows several.
     fn queue(&self, options: &QueueOptions) -> Box<dyn Queue + '_> {
         let has_own = self.connections.load(Ordering::Relaxed) > 1;
-        let pipe = has_own.then(|| self.connect().ok()).flatten();
+        let pipe = has_own.then(|| self.fresh().ok()).flatten();
         Box::new(Reads::new(self, pipe, options))
     }
 

@@ -47,4 +47,12 @@ pub enum NbdError {
         /// The address.
         address: String,
     },
+    /// The server cannot flush, and the export was to be written.
+    #[error(
+        "{address}: the server cannot flush, so nothing written there is ever known to be durable: have it offer flushes, or write to an overlay"
+    )]
+    NoFlush {
+        /// The address.
+        address: String,
+    },
 }

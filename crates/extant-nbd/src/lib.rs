@@ -11,6 +11,7 @@
 //! ```text
 //! Address      nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH
 //! NbdDevice    the device: connections, unflushed writes, recovery of lost connections
+//!  +- Unflushed what a server has to be told again
 //!  +- Pipe     one connection: requests go out, replies come in any order
 //! serve        a device for clients on a listening socket
 //! wire         the protocol's numbers
@@ -19,14 +20,17 @@
 //! # Invariants
 //!
 //! - N1. Writes that were acknowledged and not yet flushed are kept, at most [`UNFLUSHED_MAX`]
-//!   bytes of them. After a lost connection they are repeated, in order, before anything else: so a
-//!   flush is true even if the server lost them.
+//!   bytes of them. Over each new connection they are repeated before anything else, the newest bytes of
+//!   each place and nothing older: so a flush is true even if the server lost them, and no reader
+//!   sees anything old.
 //! - N2. No answer of a server decides how much memory is allocated: a reply has the length of its
 //!   request, or the connection is given up.
 //! - N3. A client waits for one reply no longer than its time limit, and tries a bounded number of
 //!   times.
 //! - N4. A payload is sent only while no reads are under way on a connection, so that the two sides
 //!   never wait for each other to read.
+//! - N5. A change is sent again only when the server has ended the connection on which it was under
+//!   way. While it has not, nothing is changed: so no change overtakes a later one.
 //!
 //! Source: the NBD protocol document, "fixed newstyle negotiation" and "structured replies".
 #![forbid(unsafe_code)]
@@ -38,6 +42,7 @@ mod pipe;
 mod queue;
 mod serve;
 mod socket;
+mod unflushed;
 mod wire;
 
 pub use address::Address;

@@ -4,11 +4,12 @@ use std::io::{self, Read};
 use std::time::Duration;
 
 use extant_block::{AlignedBuffer, Operation};
+use extant_sync::{Clock, SystemClock};
 use rustc_hash::FxHashMap;
 
 use crate::address::Address;
 use crate::error::NbdError;
-use crate::socket::Socket;
+use crate::socket::{Socket, is_silence};
 use crate::wire::*;
 
 /// Replies to one option, at most.
@@ -36,6 +37,7 @@ struct Waiting {
 
 pub(crate) struct Pipe {
     socket: Socket,
+    limit: Duration,
     waiting: FxHashMap<u64, Waiting>,
     reads: usize,
     next: u64,
@@ -59,7 +61,7 @@ impl Pipe {
         let named = || address.to_string();
         let socket = Socket::connect(&address.at, limit)
             .map_err(|source| NbdError::Connect { address: named(), source })?;
-        negotiate(socket, &address.export).map_err(|error| match error {
+        negotiate(socket, &address.export, limit).map_err(|error| match error {
             Trouble::Io(error) => NbdError::Protocol {
                 address: named(),
                 what: format!("no agreement with the server: {error}"),
@@ -183,12 +185,38 @@ impl Pipe {
         Ok((flags & CHUNK_DONE != 0).then_some((cookie, waiting.errno)))
     }
 
-    /// Returns the operations under way, after the connection was lost.
-    pub(crate) fn into_waiting(self) -> Vec<(u64, Operation)> {
+    /// Returns the operations under way, in the order in which they were sent, after the connection was lost.
+    pub(crate) fn take_waiting(&mut self) -> Vec<(u64, Operation)> {
+        let waiting = std::mem::take(&mut self.waiting).into_iter();
         let mut all: Vec<_> =
-            self.waiting.into_iter().map(|(cookie, waiting)| (cookie, waiting.operation)).collect();
+            waiting.map(|(cookie, waiting)| (cookie, waiting.operation)).collect();
         all.sort_by_key(|(cookie, _)| *cookie);
         all
+    }
+
+    /// Sends nothing more and waits until the server has ended the connection, which it does when it has
+    /// nothing more to do there. False if it has not within the limit for an answer.
+    pub(crate) fn wait_for_end(&mut self) -> bool {
+        if self.socket.end_sending().is_err() {
+            // There is no connection any more.
+            return true;
+        }
+        let start = SystemClock.monotonic();
+        while SystemClock.monotonic().saturating_sub(start) < self.limit {
+            // Answers come too late.
+            match self.socket.read(&mut [0; 4096]) {
+                Ok(0) => return true,
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return !is_silence(&error),
+            }
+        }
+        false
+    }
+
+    /// Returns whether the server has ended the connection by now; never waits.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.socket.has_ended()
     }
 
     /// Ends the connection.
@@ -246,7 +274,7 @@ fn option_reply(socket: &mut Socket, wanted: u32) -> io::Result<(u32, Vec<u8>)> 
     Ok((kind, data))
 }
 
-fn negotiate(mut socket: Socket, name: &str) -> Result<Pipe, Trouble> {
+fn negotiate(mut socket: Socket, name: &str, limit: Duration) -> Result<Pipe, Trouble> {
     let (init, style) = (socket.take_u64()?, socket.take_u64()?);
     if init != INIT_MAGIC || style != OPTION_MAGIC {
         return Err(broken("this is no NBD server, or one of the old style").into());
@@ -282,6 +310,7 @@ fn negotiate(mut socket: Socket, name: &str) -> Result<Pipe, Trouble> {
                 let export = Export { size, flags, block_min, payload_max };
                 return Ok(Pipe {
                     socket,
+                    limit,
                     waiting: FxHashMap::default(),
                     reads: 0,
                     next: 1,

@@ -47,8 +47,8 @@ impl<'a> Reads<'a> {
     /// The connection is of no use any more: what was under way is read by the device, which makes another
     /// one.
     fn lost(&mut self) {
-        let Some(pipe) = self.pipe.take() else { return };
-        for (cookie, operation) in pipe.into_waiting() {
+        let Some(mut pipe) = self.pipe.take() else { return };
+        for (cookie, operation) in pipe.take_waiting() {
             if let Some(tag) = self.running.remove(&cookie) {
                 self.by_device(tag, operation);
             }

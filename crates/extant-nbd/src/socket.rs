@@ -1,11 +1,16 @@
 //! A connected socket of either kind.
 
 use std::io::{self, IoSlice, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use crate::address::At;
+
+/// Returns whether an error says no more than that nothing came for a while.
+pub(crate) fn is_silence(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+}
 
 pub(crate) enum Socket {
     Tcp(TcpStream),
@@ -82,6 +87,33 @@ impl Socket {
                 Ok(count)
             }
         }
+    }
+
+    /// Tells the other side that nothing more comes.
+    pub(crate) fn end_sending(&self) -> io::Result<()> {
+        match self {
+            Socket::Tcp(stream) => stream.shutdown(Shutdown::Write),
+            Socket::Unix(stream) => stream.shutdown(Shutdown::Write),
+        }
+    }
+
+    /// Returns whether the other side has ended the connection. Takes what came from it; never waits.
+    pub(crate) fn has_ended(&self) -> bool {
+        use rustix::net::{RecvFlags, recv};
+        let mut bytes = [0; 4096];
+        // Much may have come before the end, and not without bound.
+        for _ in 0..1 << 16 {
+            let came = match self {
+                Socket::Tcp(stream) => recv(stream, &mut bytes[..], RecvFlags::DONTWAIT),
+                Socket::Unix(stream) => recv(stream, &mut bytes[..], RecvFlags::DONTWAIT),
+            };
+            match came {
+                Ok((0, _)) => return true,
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(errno) => return !is_silence(&errno.into()),
+            }
+        }
+        false
     }
 
     pub(crate) fn take<const N: usize>(&mut self) -> io::Result<[u8; N]> {

@@ -39,6 +39,28 @@ impl Format {
     }
 }
 
+/// An image that is no file of this host, opened by the caller.
+#[derive(Clone)]
+pub struct Elsewhere {
+    /// Its address, without passwords: the name that overlays over it store.
+    pub address: String,
+    /// The disk.
+    pub device: SharedDevice,
+    /// Format of what is at the address; `device` has the disk either way.
+    pub format: Format,
+    /// What tells one version from another, in at most 200 bytes; compared as a whole.
+    pub version: String,
+}
+
+impl std::fmt::Debug for Elsewhere {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Elsewhere")
+            .field("address", &self.address)
+            .field("version", &self.version)
+            .finish_non_exhaustive()
+    }
+}
+
 /// How an image is opened.
 #[derive(Clone, Debug, Default)]
 pub struct How {
@@ -50,6 +72,9 @@ pub struct How {
     pub snapshot: Option<String>,
     /// Directories in which backing images may lie, besides that of the image and those below it.
     pub backing_dirs: Vec<PathBuf>,
+    /// The image at an address that overlays may lie over. No other address is followed, because files say what
+    /// their authors like.
+    pub elsewhere: Option<Elsewhere>,
 }
 
 /// An image that is open.
@@ -152,6 +177,17 @@ pub(crate) fn open_device(
     Ok(Opened::Qcow2(image))
 }
 
+/// Opens the qcow2 image at `path` for reading without what it lies over, which reads as zeros: for its
+/// facts.
+///
+/// # Errors
+///
+/// [`Qcow2Error`].
+pub fn open_alone(path: &Path) -> Result<Qcow2, Qcow2Error> {
+    let store = FileStore::new(FileDevice::open_read_only(path)?);
+    Qcow2::open(Box::new(store), &path.display().to_string(), None, 0, true)
+}
+
 /// Opens for reading the image that `device` holds, which is no file of this host: the device itself
 /// if that is raw. `is_named_so` says that its name is one of a qcow2 image, as for [`open`].
 ///
@@ -229,8 +265,7 @@ fn open_chain(
     let (backing, depth) = match &header.backing {
         None => (None, 0),
         Some(stored) => {
-            let (device, depth) =
-                open_backing(path, stored, header.backing_format.as_deref(), how, seen)?;
+            let (device, depth) = open_backing(path, stored, &header, how, seen)?;
             (Some(device), depth + 1)
         }
     };
@@ -249,6 +284,40 @@ fn open_chain(
     let image = Qcow2::with_header(store, &name, header, None, depth, true)?;
     let found = find_snapshot(&image, &name, wanted)?;
     Ok((Arc::new(image.at_snapshot(&found, backing)?), depth))
+}
+
+/// Returns whether the stored name of a backing image is an address.
+pub(crate) fn is_address(stored: &[u8]) -> bool {
+    stored.windows(3).any(|three| three == b"://") && !stored.starts_with(b"/")
+}
+
+/// Returns the image at the address that an image lies over, if the caller has opened that one and it
+/// is of the version that the image was made over.
+pub(crate) fn elsewhere(
+    path: &Path,
+    stored: &[u8],
+    header: &Header,
+    how: &How,
+) -> Result<SharedDevice, Qcow2Error> {
+    let overlay = path.display().to_string();
+    let base = String::from_utf8_lossy(stored).into_owned();
+    let Some(found) = how.elsewhere.as_ref().filter(|found| found.address.as_bytes() == stored)
+    else {
+        return Err(match &how.elsewhere {
+            None => Qcow2Error::Elsewhere { overlay, base },
+            Some(other) => {
+                let wanted = other.address.clone();
+                Qcow2Error::OtherBase { overlay, found: base, wanted }
+            }
+        });
+    };
+    match &header.backing_version {
+        Some(was) if *was != found.version && !sabotage("qcow2.chain.version-not-compared") => {
+            let (was, is) = (was.clone(), found.version.clone());
+            Err(Qcow2Error::BaseChanged { overlay, base, was, is })
+        }
+        _ => Ok(Arc::clone(&found.device)),
+    }
 }
 
 /// Returns the path of a backing image by its stored name, relative to the image at `path`.
@@ -273,7 +342,7 @@ fn resolve(path: &Path, stored: &[u8]) -> Result<PathBuf, Qcow2Error> {
 fn open_backing(
     path: &Path,
     stored: &[u8],
-    format: Option<&str>,
+    header: &Header,
     how: &How,
     seen: &mut Vec<(u64, u64)>,
 ) -> Result<(SharedDevice, u64), Qcow2Error> {
@@ -282,8 +351,11 @@ fn open_backing(
         backing: String::from_utf8_lossy(stored).into_owned(),
         what,
     };
+    if is_address(stored) {
+        return Ok((elsewhere(path, stored, header, how)?, 0));
+    }
     let below = resolve(path, stored)?;
-    let Some(format) = format else {
+    let Some(format) = header.backing_format.as_deref() else {
         return Err(refuse(
             "its format is not recorded, and guessing it would let a guest choose: qemu-img rebase -u -F raw (or qcow2) records it".into(),
         ));
@@ -333,11 +405,15 @@ fn open_backing(
 ///
 /// # Errors
 ///
-/// [`Qcow2Error`].
+/// [`Qcow2Error`]; [`Qcow2Error::Elsewhere`] if it is at an address.
 pub fn backing_of(path: &Path) -> Result<Option<(PathBuf, Option<Format>)>, Qcow2Error> {
     let store = FileStore::new(FileDevice::open_read_only(path)?);
     let header = Header::read(&store, &path.display().to_string())?;
     let Some(stored) = header.backing else { return Ok(None) };
+    if is_address(&stored) {
+        let (overlay, base) = (path.display().to_string(), String::from_utf8_lossy(&stored));
+        return Err(Qcow2Error::Elsewhere { overlay, base: base.into_owned() });
+    }
     let format = header.backing_format.as_deref().and_then(Format::of_name);
     Ok(Some((resolve(path, &stored)?, format)))
 }

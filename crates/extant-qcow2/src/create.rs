@@ -20,7 +20,7 @@ const REFCOUNT_ORDER: u32 = 4;
 ///
 /// [`Qcow2Error::Io`]; of kind `AlreadyExists` if there is something.
 pub fn create(path: &Path, size_bytes: u64) -> Result<(), Qcow2Error> {
-    write_new(path, size_bytes, None)
+    write_new(path, size_bytes, None, None)
 }
 
 /// Makes an image of `size_bytes` at `path` that lies over the image `base`. The name is stored as it is
@@ -35,11 +35,15 @@ pub fn create_over(
     base: &Path,
     format: Format,
 ) -> Result<(), Qcow2Error> {
-    write_new(path, size_bytes, Some((base, format)))
+    write_new(path, size_bytes, Some((base, format)), None)
 }
 
 /// A header for a disk, and the clusters that it and its tables take.
-pub(crate) fn empty_header(size: u64, base: Option<(&Path, Format)>) -> (Header, u64) {
+pub(crate) fn empty_header(
+    size: u64,
+    base: Option<(&Path, Format)>,
+    version: Option<&str>,
+) -> (Header, u64) {
     let cluster = 1u64 << CLUSTER_BITS;
     let mut header = Header {
         version: 3,
@@ -57,13 +61,19 @@ pub(crate) fn empty_header(size: u64, base: Option<(&Path, Format)>) -> (Header,
         compression: Compression::Deflate,
         backing: base.map(|(path, _)| path.as_os_str().as_bytes().to_vec()),
         backing_format: base.map(|(_, format)| format.name().to_owned()),
+        backing_version: version.map(str::to_owned),
     };
     header.l1_entries = header.l1_needed().max(1) as u32;
     let l1_clusters = (u64::from(header.l1_entries) * 8).div_ceil(cluster);
     (header, 3 + l1_clusters)
 }
 
-fn write_new(path: &Path, size: u64, base: Option<(&Path, Format)>) -> Result<(), Qcow2Error> {
+pub(crate) fn write_new(
+    path: &Path,
+    size: u64,
+    base: Option<(&Path, Format)>,
+    version: Option<&str>,
+) -> Result<(), Qcow2Error> {
     let failed = |source| Qcow2Error::Io { action: "create", path: path.to_owned(), source };
     let too_large = || failed(io::Error::from(io::ErrorKind::FileTooLarge));
     // One table of counts of one cluster, and the first table in one block of counts.
@@ -74,7 +84,7 @@ fn write_new(path: &Path, size: u64, base: Option<(&Path, Format)>) -> Result<()
         return Err(failed(io::ErrorKind::InvalidFilename.into()));
     }
     let (temporary, file) = beside(path).map_err(failed)?;
-    let written = fill(&file, size, base).and_then(|()| {
+    let written = fill(&file, size, base, version).and_then(|()| {
         // A link instead of a rename: a file created by another program meanwhile stays.
         std::fs::hard_link(&temporary, path)
     });
@@ -105,8 +115,13 @@ pub(crate) fn sync_directory(path: &Path) -> io::Result<()> {
 }
 
 /// Writes an empty image.
-pub(crate) fn fill(file: &File, size: u64, base: Option<(&Path, Format)>) -> io::Result<()> {
-    let (header, clusters) = empty_header(size, base);
+pub(crate) fn fill(
+    file: &File,
+    size: u64,
+    base: Option<(&Path, Format)>,
+    version: Option<&str>,
+) -> io::Result<()> {
+    let (header, clusters) = empty_header(size, base, version);
     let cluster = header.cluster_bytes();
     file.set_len(clusters * cluster)?;
     file.write_all_at(&header.encode(), 0)?;

@@ -68,6 +68,34 @@ pub enum Qcow2Error {
         /// Why it is not opened.
         what: String,
     },
+    /// The image at an address is another one than the overlay was made over.
+    #[error("{overlay}: {base} has changed since: it was {was}, and is {is}")]
+    BaseChanged {
+        /// The overlay.
+        overlay: String,
+        /// Address of the base.
+        base: String,
+        /// The version that it had: bytes, and what else tells versions apart.
+        was: String,
+        /// The version that it has.
+        is: String,
+    },
+    /// The image that an overlay lies over is at an address that was not named by whoever opens it.
+    #[error("{overlay} lies over {base}, which is not opened because a file says so")]
+    Elsewhere {
+        /// The overlay.
+        overlay: String,
+        /// The address.
+        base: String,
+    },
+    /// The base of an overlay is to be written and can only be read.
+    #[error("{overlay} lies over {base}, which is only read")]
+    ReadOnlyBase {
+        /// The overlay.
+        overlay: String,
+        /// The base.
+        base: String,
+    },
     /// The contents indicate another format than the name, and a guest may have written them.
     #[error(
         "{name} has the header of a {format} image, but its name does not say so: whoever could write to a raw image could have put it there"

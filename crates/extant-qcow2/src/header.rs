@@ -18,11 +18,15 @@ const REFTABLE_MAX_BYTES: u64 = 8 << 20;
 /// Highest size of the disk: what an entry of a table can address.
 const SIZE_MAX: u64 = 1 << 56;
 /// Longest name of a backing image: as in the specification.
-const NAME_MAX: u32 = 1023;
+pub(crate) const NAME_MAX: u32 = 1023;
 /// Extensions that are looked at.
 const EXTENSIONS_MAX: usize = 64;
 
 const EXTENSION_BACKING_FORMAT: u32 = 0xe279_2aca;
+/// Of extant: the version of a backing image at an address. Others keep what they do not know.
+const EXTENSION_VERSION: u32 = 0x4558_5456;
+/// Longest version of a backing image, in bytes: the extensions end before the first half sector does.
+pub(crate) const VERSION_MAX: usize = 200;
 
 pub(crate) const DIRTY: u64 = 1;
 pub(crate) const CORRUPT: u64 = 1 << 1;
@@ -57,6 +61,8 @@ pub(crate) struct Header {
     pub(crate) compression: Compression,
     pub(crate) backing: Option<Vec<u8>>,
     pub(crate) backing_format: Option<String>,
+    /// Version of a backing image at an address, as it was when the overlay was made.
+    pub(crate) backing_version: Option<String>,
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -158,6 +164,7 @@ impl Header {
             compression,
             backing: None,
             backing_format: None,
+            backing_version: None,
         };
         let there = store.len().map_err(io)?;
         header.check_tables(there).map_err(damaged)?;
@@ -236,7 +243,7 @@ impl Header {
         let mut first = vec![0; cluster as usize];
         store.read_at(0, &mut first).map_err(io)?;
         let backing = first[offset as usize..][..len as usize].to_vec();
-        let mut format = None;
+        let (mut format, mut version) = (None, None);
         let mut at = header_bytes as usize;
         for _ in 0..EXTENSIONS_MAX {
             if at + 8 > offset as usize {
@@ -254,9 +261,17 @@ impl Header {
             if kind == EXTENSION_BACKING_FORMAT {
                 format = Some(String::from_utf8_lossy(data).into_owned());
             }
+            if kind == EXTENSION_VERSION {
+                version = Some(String::from_utf8_lossy(data).into_owned());
+            }
             at += 8 + len.next_multiple_of(8);
         }
-        Ok(Header { backing: Some(backing), backing_format: format, ..self })
+        Ok(Header {
+            backing: Some(backing),
+            backing_format: format,
+            backing_version: version,
+            ..self
+        })
     }
 
     pub(crate) fn cluster_bytes(&self) -> u64 {
@@ -301,19 +316,28 @@ impl Header {
         bytes.extend_from_slice(&self.refcount_order.to_be_bytes());
         bytes.extend_from_slice(&(HEADER_BYTES as u32).to_be_bytes());
         bytes.extend_from_slice(&[0; 8]);
-        if let Some(format) = &self.backing_format {
-            bytes.extend_from_slice(&EXTENSION_BACKING_FORMAT.to_be_bytes());
-            bytes.extend_from_slice(&(format.len() as u32).to_be_bytes());
-            bytes.extend_from_slice(format.as_bytes());
-            bytes.resize(bytes.len().next_multiple_of(8), 0);
-        }
-        bytes.extend_from_slice(&[0; 8]);
+        let format = self.backing_format.as_deref();
+        bytes.extend_from_slice(&backing_extensions(format, self.backing_version.as_deref()));
         if !name.is_empty() {
             bytes.resize(512, 0);
             bytes.extend_from_slice(&name);
         }
         bytes
     }
+}
+
+/// The extensions of a header that tell more of its backing image, and their end.
+pub(crate) fn backing_extensions(format: Option<&str>, version: Option<&str>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for (kind, text) in [(EXTENSION_BACKING_FORMAT, format), (EXTENSION_VERSION, version)] {
+        let Some(text) = text else { continue };
+        bytes.extend_from_slice(&kind.to_be_bytes());
+        bytes.extend_from_slice(&(text.len() as u32).to_be_bytes());
+        bytes.extend_from_slice(text.as_bytes());
+        bytes.resize(bytes.len().next_multiple_of(8), 0);
+    }
+    bytes.extend_from_slice(&[0; 8]);
+    bytes
 }
 
 /// Returns whether the first 8 bytes are those of an image. Version 1 is another format with the

@@ -82,6 +82,8 @@ pub struct Facts {
     pub backing: Option<String>,
     /// The format of that.
     pub backing_format: Option<String>,
+    /// The version that a backing image at an address had.
+    pub backing_version: Option<String>,
 }
 
 impl Qcow2 {
@@ -220,6 +222,7 @@ impl Qcow2 {
             clusters: header.size.div_ceil(header.cluster_bytes()),
             backing: header.backing.as_ref().map(|name| String::from_utf8_lossy(name).into_owned()),
             backing_format: header.backing_format.clone(),
+            backing_version: header.backing_version.clone(),
         })
     }
 

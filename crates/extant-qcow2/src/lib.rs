@@ -57,7 +57,10 @@ mod store;
 mod table;
 mod write;
 
-pub use chain::{Format, How, Opened, backing_of, is_named_so, open, open_on_device, probe};
+pub use chain::{
+    Elsewhere, Format, How, Opened, backing_of, is_named_so, open, open_alone, open_on_device,
+    probe,
+};
 pub use create::{create, create_over};
 pub use error::Qcow2Error;
 pub use image::{Facts, Qcow2};

@@ -5,12 +5,12 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use extant_block::{BlockDevice, FileDevice};
+use extant_block::{BlockDevice, FileDevice, SharedDevice};
 
-use crate::chain::{Format, How, Opened, backing_of, open};
-use crate::create::{beside, create_over, fill, sync_directory};
+use crate::chain::{Elsewhere, Format, How, Opened, backing_of, elsewhere, is_address, open};
+use crate::create::{beside, create_over, fill, sync_directory, write_new};
 use crate::error::Qcow2Error;
-use crate::header::Header;
+use crate::header::{Header, NAME_MAX, VERSION_MAX, backing_extensions};
 use crate::image::Qcow2;
 use crate::map::Place;
 use crate::store::FileStore;
@@ -50,6 +50,70 @@ pub fn make(overlay: &Path, base: &Path, how: &How) -> Result<(), Qcow2Error> {
     create_over(overlay, size, &name_of_base(overlay, base)?, format)
 }
 
+/// Creates an overlay at `overlay`, which must not exist, over an image at an address.
+///
+/// # Errors
+///
+/// [`Qcow2Error::Unsupported`] for an address of more than 1023 bytes, a version of more than 200, or a base that is
+/// no whole number of sectors long; [`Qcow2Error::Io`].
+pub fn make_elsewhere(overlay: &Path, base: &Elsewhere) -> Result<(), Qcow2Error> {
+    check_elsewhere(overlay, base)?;
+    let named = (Path::new(&base.address), base.format);
+    write_new(overlay, base.device.size_bytes(), Some(named), Some(&base.version))
+}
+
+/// Refuses what a header has no room for.
+fn check_elsewhere(overlay: &Path, base: &Elsewhere) -> Result<(), Qcow2Error> {
+    let unsupported =
+        |what: String| Err(Qcow2Error::Unsupported { name: overlay.display().to_string(), what });
+    let (address, version) = (base.address.len(), base.version.len());
+    if address > NAME_MAX as usize || !is_address(base.address.as_bytes()) {
+        return unsupported(format!("an address of {address} bytes cannot be stored, 1023 can"));
+    }
+    if version > VERSION_MAX {
+        return unsupported(format!(
+            "a version of {version} bytes cannot be stored, {VERSION_MAX} can"
+        ));
+    }
+    Ok(())
+}
+
+/// Opens the overlay at `overlay` over the image at an address that `how` names, and makes it first if
+/// there is none, as [`open_over`] does.
+///
+/// # Errors
+///
+/// [`Qcow2Error::OtherBase`] if it lies over another image, [`Qcow2Error::BaseChanged`] if the image is not the one
+/// any more that it was made over; [`Qcow2Error`].
+pub fn open_over_elsewhere(overlay: &Path, how: &How) -> Result<Opened, Qcow2Error> {
+    let name = || overlay.display().to_string();
+    let Some(base) = &how.elsewhere else {
+        let what = "no image at an address was opened".to_owned();
+        return Err(Qcow2Error::Unsupported { name: name(), what });
+    };
+    if how.write && !overlay.exists() {
+        match make_elsewhere(overlay, base) {
+            Err(Qcow2Error::Io { source, .. })
+                if source.kind() == std::io::ErrorKind::AlreadyExists => {}
+            other => other?,
+        }
+    }
+    let opened = open(overlay, &How { format: Some(Format::Qcow2), ..how.clone() })?;
+    match &opened {
+        Opened::Qcow2(image)
+            if image.header.backing.as_deref() == Some(base.address.as_bytes()) =>
+        {
+            Ok(opened)
+        }
+        Opened::Qcow2(image) => {
+            let found = image.header.backing.as_deref();
+            let found = found.map_or("no image".into(), String::from_utf8_lossy).into_owned();
+            Err(Qcow2Error::OtherBase { overlay: name(), found, wanted: base.address.clone() })
+        }
+        Opened::Raw(_) => Err(Qcow2Error::NotQcow2 { name: name(), found: 0 }),
+    }
+}
+
 /// Opens the overlay at `overlay` over `base`, and makes it first if there is none. Any number of
 /// processes may do so at once: one of them makes it, and one of them gets it to write.
 ///
@@ -77,7 +141,16 @@ fn directory_of(path: &Path) -> Option<PathBuf> {
 }
 
 fn check_base(overlay: &Path, base: &Path) -> Result<(), Qcow2Error> {
-    let found = backing_of(overlay)?.map(|(path, _)| path);
+    let found = match backing_of(overlay) {
+        Err(Qcow2Error::Elsewhere { overlay, base: found }) => {
+            return Err(Qcow2Error::OtherBase {
+                overlay,
+                found,
+                wanted: base.display().to_string(),
+            });
+        }
+        other => other?.map(|(path, _)| path),
+    };
     let identity = |path: &Path| std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
     match &found {
         Some(found) if identity(found).is_some() && identity(found) == identity(base) => Ok(()),
@@ -99,22 +172,44 @@ pub struct Moved {
 /// Writes the contents of the overlay into the image below it, and empties the overlay. Other
 /// overlays over the same base become unusable.
 ///
-/// A commit that was interrupted can be repeated: the overlay is emptied when all is durable below.
+/// A base at an address is written if `how` has it, opened for writing. A commit that was interrupted can be
+/// repeated: the overlay is emptied when all is durable below.
 ///
 /// # Errors
 ///
-/// [`Qcow2Error`]; of kind `Locked` if another program uses the base or the overlay.
+/// [`Qcow2Error`]; of kind `Locked` if another program uses the base or the overlay;
+/// [`Qcow2Error::ReadOnlyBase`] if the base can only be read.
 pub fn commit(overlay: &Path, how: &How) -> Result<Moved, Qcow2Error> {
     let name = || overlay.display().to_string();
-    let no_base = || Qcow2Error::Unsupported { name: name(), what: "it lies over no image".into() };
-    let (base, format) = backing_of(overlay)?.ok_or_else(no_base)?;
     // Nobody may write the overlay meanwhile; what it lies over is read through it no more.
     let device = FileDevice::open_read_write(overlay)?;
     let store = FileStore::new(device);
     let header = Header::read(&store, &name())?;
+    let (target, format) = match &header.backing {
+        None => {
+            let what = "it lies over no image".into();
+            return Err(Qcow2Error::Unsupported { name: name(), what });
+        }
+        Some(stored) if is_address(stored) => {
+            let target = elsewhere(overlay, stored, &header, how)?;
+            let base = String::from_utf8_lossy(stored).into_owned();
+            if target.is_read_only() {
+                return Err(Qcow2Error::ReadOnlyBase { overlay: name(), base });
+            }
+            (target, header.backing_format.as_deref().and_then(Format::of_name))
+        }
+        Some(_) => {
+            let Some((base, format)) = backing_of(overlay)? else {
+                return Err(Qcow2Error::Unsupported {
+                    name: name(),
+                    what: "it has changed".into(),
+                });
+            };
+            let how = How { write: true, format, snapshot: None, ..how.clone() };
+            (open(&base, &how)?.into_device(), format)
+        }
+    };
     let image = Qcow2::open(Box::new(store), &name(), None, 0, true)?;
-    let target = open(&base, &How { write: true, format, snapshot: None, ..how.clone() })?;
-    let target = target.into_device();
     if !image.snapshots().is_empty() {
         let what = "it holds snapshots, which would be lost: qemu-img commit keeps them".to_owned();
         return Err(Qcow2Error::Unsupported { name: name(), what });
@@ -139,18 +234,23 @@ pub fn commit(overlay: &Path, how: &How) -> Result<Moved, Qcow2Error> {
     })?;
     target.flush()?;
     // The lock on the old overlay holds until the new one has its name.
-    let base_name = header.backing.clone().unwrap_or_default();
-    let base_name = PathBuf::from(OsString::from_vec(base_name));
-    replace(overlay, header.size, &base_name, format.unwrap_or(Format::Raw))?;
+    let base_name = PathBuf::from(OsString::from_vec(header.backing.clone().unwrap_or_default()));
+    let base = (&*base_name, format.unwrap_or(Format::Raw));
+    replace(overlay, header.size, base, header.backing_version.as_deref())?;
     drop(image);
     Ok(moved)
 }
 
 /// Puts an empty overlay in the place of the one at `overlay`.
-fn replace(overlay: &Path, size: u64, base: &Path, format: Format) -> Result<(), Qcow2Error> {
+fn replace(
+    overlay: &Path,
+    size: u64,
+    base: (&Path, Format),
+    version: Option<&str>,
+) -> Result<(), Qcow2Error> {
     let failed = |source| Qcow2Error::Io { action: "replace", path: overlay.to_owned(), source };
     let (temporary, file) = beside(overlay).map_err(failed)?;
-    let done = fill(&file, size, Some((base, format)))
+    let done = fill(&file, size, Some(base), version)
         .and_then(|()| file.set_permissions(std::fs::metadata(overlay)?.permissions()))
         .and_then(|()| std::fs::rename(&temporary, overlay));
     if done.is_err() {
@@ -161,13 +261,12 @@ fn replace(overlay: &Path, size: u64, base: &Path, format: Format) -> Result<(),
 }
 
 /// Lets the overlay lie over `base` instead, and shows the same disk: what differs below is copied into
-/// the overlay first.
+/// the overlay first. The image at an address that `how` may have is the one that it lay over before.
 ///
 /// # Errors
 ///
 /// [`Qcow2Error`].
 pub fn rebase(overlay: &Path, base: &Path, how: &How) -> Result<Moved, Qcow2Error> {
-    let name = overlay.display().to_string();
     let mut allowed = how.clone();
     allowed.backing_dirs.extend(directory_of(base));
     let read = How { write: false, snapshot: None, ..allowed.clone() };
@@ -178,29 +277,50 @@ pub fn rebase(overlay: &Path, base: &Path, how: &How) -> Result<Moved, Qcow2Erro
         }
         other => (Format::Qcow2, other.into_device()),
     };
-    let write = How { write: true, format: Some(Format::Qcow2), snapshot: None, ..allowed };
+    let named = (&*name_of_base(overlay, base)?, format);
+    move_over(overlay, &below, named, None, &allowed)
+}
+
+/// [`rebase`] onto an image at an address.
+///
+/// # Errors
+///
+/// [`Qcow2Error`]; as [`make_elsewhere`].
+pub fn rebase_elsewhere(overlay: &Path, base: &Elsewhere, how: &How) -> Result<Moved, Qcow2Error> {
+    check_elsewhere(overlay, base)?;
+    let named = (Path::new(&base.address), base.format);
+    move_over(overlay, &base.device, named, Some(&base.version), how)
+}
+
+fn move_over(
+    overlay: &Path,
+    below: &SharedDevice,
+    (base, format): (&Path, Format),
+    version: Option<&str>,
+    how: &How,
+) -> Result<Moved, Qcow2Error> {
+    let name = overlay.display().to_string();
+    let write = How { write: true, format: Some(Format::Qcow2), snapshot: None, ..how.clone() };
     let mut moved = Moved::default();
-    {
-        let Opened::Qcow2(image) = open(overlay, &write)? else {
-            return Err(Qcow2Error::Unsupported { name, what: "it is no qcow2 image".into() });
-        };
-        let cluster = image.header.cluster_bytes();
-        let (mut old, mut new) = (vec![0; cluster as usize], vec![0; cluster as usize]);
-        image.each_below(|offset, len| {
-            let (old, new) = (&mut old[..len as usize], &mut new[..len as usize]);
-            image.read_at(offset, old)?;
-            let there = below.size_bytes().saturating_sub(offset).min(len) as usize;
-            new[there..].fill(0);
-            below.read_at(offset.min(below.size_bytes()), &mut new[..there])?;
-            if old != new {
-                moved.bytes += len;
-                image.write_at(offset, old)?;
-            }
-            Ok(())
-        })?;
-        image.flush()?;
-        image.refer_to(&name_of_base(overlay, base)?, format)?;
-    }
+    let Opened::Qcow2(image) = open(overlay, &write)? else {
+        return Err(Qcow2Error::Unsupported { name, what: "it is no qcow2 image".into() });
+    };
+    let cluster = image.header.cluster_bytes();
+    let (mut old, mut new) = (vec![0; cluster as usize], vec![0; cluster as usize]);
+    image.each_below(|offset, len| {
+        let (old, new) = (&mut old[..len as usize], &mut new[..len as usize]);
+        image.read_at(offset, old)?;
+        let there = below.size_bytes().saturating_sub(offset).min(len) as usize;
+        new[there..].fill(0);
+        below.read_at(offset.min(below.size_bytes()), &mut new[..there])?;
+        if old != new {
+            moved.bytes += len;
+            image.write_at(offset, old)?;
+        }
+        Ok(())
+    })?;
+    image.flush()?;
+    image.refer_to(base, format, version)?;
     Ok(moved)
 }
 
@@ -253,7 +373,12 @@ impl Qcow2 {
 
     /// Writes another name of a backing image into the header: first the name, at a place of its own,
     /// then the sector that says where it is.
-    fn refer_to(&self, base: &Path, format: Format) -> Result<(), Qcow2Error> {
+    fn refer_to(
+        &self,
+        base: &Path,
+        format: Format,
+        version: Option<&str>,
+    ) -> Result<(), Qcow2Error> {
         let name = self.name.to_string();
         let failed = |source| Qcow2Error::Io { action: "write", path: (&name).into(), source };
         let cluster = self.header.cluster_bytes();
@@ -283,10 +408,10 @@ impl Qcow2 {
         let mut first = kept.to_vec();
         first[8..16].copy_from_slice(&place.to_be_bytes());
         first[16..20].copy_from_slice(&(bytes.len() as u32).to_be_bytes());
-        let format = format.name();
-        first.extend_from_slice(&0xe279_2acau32.to_be_bytes());
-        first.extend_from_slice(&(format.len() as u32).to_be_bytes());
-        first.extend_from_slice(format.as_bytes());
+        first.extend_from_slice(&backing_extensions(Some(format.name()), version));
+        if first.len() > 512 {
+            return Err(unsupported("its header leaves no room for the version of its base"));
+        }
         first.resize(512, 0);
         self.store.write_at(place, bytes).and_then(|()| self.store.sync()).map_err(failed)?;
         self.store.write_at(0, &first).and_then(|()| self.store.sync()).map_err(failed)

@@ -15,6 +15,7 @@
 //! - [`compare`]: walks two trees and lists every difference.
 //! - [`crash`]: every state that a power cut may leave, from a recorded history.
 //! - [`model`]: a name space in memory, operations on it, operations from a seed.
+//! - [`nbd`]: a server of block devices that loses connections and forgets.
 //! - [`proof`]: does operations, cuts the power everywhere, and says whether what is left may be.
 //! - [`lasting`]: a device whose queue lasts, as a ring's direct operations need it.
 //! - [`sim`]: many clients, faults and cuts under one seed.
@@ -28,6 +29,7 @@ pub mod image;
 pub mod kernel;
 pub mod lasting;
 pub mod model;
+pub mod nbd;
 pub mod oracle;
 pub mod proof;
 pub mod sim;

@@ -119,6 +119,15 @@ pub(super) const ALL: &[About] = &[
         limits: &[],
     },
     About {
+        name: "remote",
+        title: "Images where they lie",
+        thread: "users: who keeps images in many places",
+        question: "What does it cost that an image is a qcow2 file, behind an NBD server, in a store 20 ms away, or under \
+                   many overlays?",
+        own: &["extant", "extant, qcow2"],
+        limits: &["raw", "parallel ranges"],
+    },
+    About {
         name: "check",
         title: "Checking an image",
         thread: "users: who keeps images",

@@ -2,21 +2,23 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use clap::{Args, Subcommand};
-use extant_qcow2::{Facts, Format, How, Opened, overlay};
+use extant_qcow2::{Elsewhere, Facts, Format, How, overlay};
 use serde_json::json;
 
 use crate::exit::{Exit, Failure, Result};
 use crate::image::opening;
 use crate::output::Out;
+use crate::place::{is_address, is_web_address};
+use crate::source::SourceArgs;
 use crate::text::{escape, human_bytes};
 
 /// The end of `--help`, before the exit codes.
 pub(crate) const EXAMPLES: &str = "Examples:
   extant overlay create my.qcow2 --base debian.qcow2
   extant cp notes my.qcow2:/srv/
+  extant overlay create my.qcow2 --base https://images.example/debian.qcow2
   extant overlay info my.qcow2
   extant overlay commit my.qcow2";
 
@@ -41,7 +43,7 @@ enum What {
     /// Other overlays over that image are of no use afterwards. Stopped in the middle, it can be done again.
     Commit(CommitArgs),
     /// Let an overlay lie over another image, and show the same: what differs is copied into it
-    Rebase(CreateArgs),
+    Rebase(RebaseArgs),
 }
 
 #[derive(Args, Debug)]
@@ -49,7 +51,7 @@ struct CreateArgs {
     /// The overlay
     #[arg(value_name = "FILE")]
     overlay: PathBuf,
-    /// The image that it lies over
+    /// The image that it lies over, or its address
     #[arg(long, value_name = "IMG")]
     base: PathBuf,
     /// Format of the base, raw or qcow2; found out where that is safe
@@ -58,6 +60,15 @@ struct CreateArgs {
     /// Images that the base or the overlay lies over may be in DIR, too
     #[arg(long = "backing-dir", value_name = "DIR")]
     backing_dirs: Vec<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+struct RebaseArgs {
+    #[command(flatten)]
+    to: CreateArgs,
+    /// The address of the image that it lies over now, if that is at one
+    #[arg(long, value_name = "ADDRESS")]
+    over: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]
@@ -78,6 +89,9 @@ struct CommitArgs {
     /// The overlay
     #[arg(value_name = "FILE")]
     overlay: PathBuf,
+    /// The address of the image that it lies over, if that is at one: the export of an NBD server
+    #[arg(long, value_name = "ADDRESS")]
+    over: Option<PathBuf>,
     /// Images that the base lies over may be in DIR, too
     #[arg(long = "backing-dir", value_name = "DIR")]
     backing_dirs: Vec<PathBuf>,
@@ -91,18 +105,38 @@ pub(crate) fn run(args: &OverlayArgs) -> Result<Exit> {
     };
     let shown = |path: &Path| escape(path.as_os_str().as_encoded_bytes());
     match &args.what {
-        What::Create(args) => {
-            overlay::make(&args.overlay, &args.base, &args.how()).map_err(failed(&args.base))?;
-        }
+        What::Create(args) => match is_address(&args.base) {
+            true => {
+                let base = at(&args.base, args.format, false)?;
+                overlay::make_elsewhere(&args.overlay, &base).map_err(failed(&args.overlay))?;
+            }
+            false => {
+                overlay::make(&args.overlay, &args.base, &args.how()).map_err(failed(&args.base))?
+            }
+        },
         What::Info(args) => info(args)?,
         What::Commit(args) => {
-            let how = How { backing_dirs: args.backing_dirs.clone(), ..How::default() };
+            // What can be written there is; the rest is refused by its name.
+            let over = args.over.as_deref().map(|over| at(over, None, !is_web_address(over)));
+            let how = How {
+                backing_dirs: args.backing_dirs.clone(),
+                elsewhere: over.transpose()?,
+                ..How::default()
+            };
             let moved = overlay::commit(&args.overlay, &how).map_err(failed(&args.overlay))?;
             let (name, bytes) = (shown(&args.overlay), human_bytes(moved.bytes));
             writeln!(std::io::stdout(), "{name}: {bytes} written to the image below it")?;
         }
-        What::Rebase(args) => {
-            let moved = overlay::rebase(&args.overlay, &args.base, &args.how());
+        What::Rebase(RebaseArgs { to: args, over }) => {
+            let over = over.as_deref().map(|over| at(over, None, false)).transpose()?;
+            let how = How { elsewhere: over, ..args.how() };
+            let moved = match is_address(&args.base) {
+                true => {
+                    let base = at(&args.base, args.format, false)?;
+                    overlay::rebase_elsewhere(&args.overlay, &base, &how)
+                }
+                false => overlay::rebase(&args.overlay, &args.base, &how),
+            };
             let moved = moved.map_err(failed(&args.overlay))?;
             let (name, bytes) = (shown(&args.overlay), human_bytes(moved.bytes));
             let base = shown(&args.base);
@@ -112,6 +146,18 @@ pub(crate) fn run(args: &OverlayArgs) -> Result<Exit> {
     Ok(Exit::Success)
 }
 
+/// Opens the image at an address.
+fn at(address: &Path, format: Option<Format>, write: bool) -> Result<Elsewhere> {
+    if !is_address(address) {
+        let name = escape(address.as_os_str().as_encoded_bytes());
+        return Err(Failure::usage(format!(
+            "{name} is no address: nbd://, http://, https://, s3://"
+        )));
+    }
+    let source = SourceArgs { format, ..SourceArgs::default() };
+    source.elsewhere(address, write).map_err(|error| opening(error, address))
+}
+
 impl CreateArgs {
     fn how(&self) -> How {
         How { format: self.format, backing_dirs: self.backing_dirs.clone(), ..How::default() }
@@ -119,15 +165,9 @@ impl CreateArgs {
 }
 
 fn info(args: &InfoArgs) -> Result<()> {
-    let how = How { backing_dirs: args.backing_dirs.clone(), ..How::default() };
-    let opened = extant_qcow2::open(&args.image, &how);
     let name = escape(args.image.as_os_str().as_encoded_bytes());
-    let image = match opened.map_err(|error| opening(error.into(), &args.image))? {
-        Opened::Qcow2(image) => image,
-        Opened::Raw(_) => {
-            return Err(Failure::new(Exit::Refused, format!("{name} is no qcow2 image")));
-        }
-    };
+    let image = extant_qcow2::open_alone(&args.image)
+        .map_err(|error| opening(error.into(), &args.image))?;
     let facts = facts(&image, &name)?;
     let mut out = Out::new();
     let Facts { version, cluster_bytes, size_bytes, file_bytes, own_clusters, clusters, .. } =
@@ -147,6 +187,7 @@ fn info(args: &InfoArgs) -> Result<()> {
             "clusters": clusters,
             "base": facts.backing,
             "base_format": facts.backing_format,
+            "base_version": facts.backing_version,
             "snapshots": snapshots,
         }))?;
         return Ok(out.flush()?);
@@ -160,6 +201,9 @@ fn info(args: &InfoArgs) -> Result<()> {
         (Some(base), format) => {
             let format = format.as_deref().unwrap_or("no recorded format");
             writeln!(out, "  over: {} ({})", escape(base.as_bytes()), escape(format.as_bytes()))?;
+            if let Some(version) = &facts.backing_version {
+                writeln!(out, "  when it was made: {}", escape(version.as_bytes()))?;
+            }
         }
         (None, _) => writeln!(out, "  over: nothing")?,
     }
@@ -170,6 +214,6 @@ fn info(args: &InfoArgs) -> Result<()> {
     Ok(out.flush()?)
 }
 
-fn facts(image: &Arc<extant_qcow2::Qcow2>, name: &str) -> Result<Facts> {
+fn facts(image: &extant_qcow2::Qcow2, name: &str) -> Result<Facts> {
     image.facts().map_err(|error| Failure::caused(crate::fault::io_exit(&error), name, &error))
 }

@@ -390,7 +390,8 @@ fn open_special(path: &Path, choices: &mut MountChoices) -> Result<Option<Shared
                 "mount it with --sandbox=off, or read it without a mount: extant ls, cat, extract",
             ));
         }
-        if !choices.read_only && !choices.insists_on_writing {
+        let is_overlaid = choices.source.overlay.is_some();
+        if !choices.read_only && !choices.insists_on_writing && !is_overlaid {
             complain(&format!("{name} is behind a server that is only read, mounting read-only"));
             choices.read_only = true;
         }

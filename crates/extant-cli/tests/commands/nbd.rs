@@ -112,3 +112,113 @@ fn a_mount_behind_an_address_is_read_and_written_and_hears_of_its_loss() {
     let cat = mounts.place.run(&["cat", "a.img:/synced"]).succeeds();
     assert!(cat.output.stdout.starts_with(&[9; 100_000]));
 }
+
+#[test]
+fn changes_of_an_export_go_to_an_overlay_that_qemu_reads_and_into_it_by_a_commit() {
+    let place = Place::with_image();
+    let dir = place.0.path();
+    let before = fs::read(place.path("a.img")).unwrap();
+    let served = Served::start(&place, &["a.img", "--socket", "s", "--export", "root"]);
+    let over = ["--overlay", "o.qcow2"];
+    let run =
+        |command: &str, at: &str| place.run(&[&[command], &over[..], &[&served.at(at)]].concat());
+    // Before there is one, it shows the export.
+    assert_eq!(run("cat", "/file").succeeds().out(), "hello\n");
+    assert!(!place.path("o.qcow2").exists());
+    place.run(&["cp", "--overlay", "o.qcow2", "source/file", &served.at("/new")]).succeeds();
+    run("rm", "/file").succeeds();
+    assert_eq!(run("cat", "/new").succeeds().out(), "hello\n");
+    run("cat", "/file").ends_with(9);
+    place.run(&["check", "--overlay", "o.qcow2", &served.address]).succeeds();
+    assert!(fs::read(place.path("a.img")).unwrap() == before, "the base was written");
+    // A file does not decide whom its readers ask.
+    place
+        .run(&["cat", "o.qcow2:/new"])
+        .ends_with(7)
+        .complains(&["o.qcow2", &served.address, "because a file says so"])
+        .hints("--overlay FILE ADDRESS");
+    let info = place.run(&["overlay", "info", "--json", "o.qcow2"]).succeeds().json();
+    assert_eq!(info["base"], *served.address);
+    assert_eq!(info["base_version"], format!("{} bytes", before.len()));
+    if let Some(converted) =
+        tool("qemu-img", &["convert", "-O", "raw", "o.qcow2", "whole.img"], dir)
+    {
+        assert!(converted.status.success(), "{}", text(&converted));
+        assert_eq!(place.run(&["cat", "whole.img:/new"]).succeeds().out(), "hello\n");
+        place.run(&["check", "whole.img"]).succeeds();
+    }
+    // Over a copy of the base, and back.
+    fs::copy(place.path("a.img"), place.path("copy.img")).unwrap();
+    let to_copy = ["overlay", "rebase", "o.qcow2", "--base", "copy.img"];
+    place.run(&to_copy).ends_with(7).hints("--over ADDRESS");
+    place.run(&[&to_copy[..], &["--over", &served.address]].concat()).succeeds();
+    assert_eq!(place.run(&["cat", "o.qcow2:/new"]).succeeds().out(), "hello\n");
+    place
+        .run(&["rm", "--overlay", "o.qcow2", &served.at("/new")])
+        .ends_with(7)
+        .complains(&["lies over copy.img"]);
+    place.run(&["overlay", "rebase", "o.qcow2", "--base", &served.address]).succeeds();
+    place
+        .run(&["rm", "--overlay", "o.qcow2", "a.img:/new"])
+        .ends_with(7)
+        .complains(&["lies over nbd"]);
+    assert_eq!(run("cat", "/new").succeeds().out(), "hello\n");
+    // Into the export.
+    place.run(&["overlay", "commit", "o.qcow2"]).ends_with(7).hints("--over ADDRESS");
+    assert!(fs::read(place.path("a.img")).unwrap() == before, "the base was written");
+    place.run(&["overlay", "commit", "o.qcow2", "--over", &served.address]).succeeds();
+    assert_eq!(place.run(&["cat", &served.at("/new")]).succeeds().out(), "hello\n");
+    let info = place.run(&["overlay", "info", "--json", "o.qcow2"]).succeeds().json();
+    assert_eq!(info["own_clusters"], 0);
+    assert_eq!(info["base"], *served.address);
+    served.end();
+    // An export that is only read, and one of another size.
+    run_over_others(&place);
+}
+
+/// The overlay of the export `root` on the socket `s`, over exports that are not what it was made over.
+fn run_over_others(place: &Place) {
+    let served = Served::start(place, &["a.img", "--socket", "s", "--export", "root", "-r"]);
+    place.run(&["mkdir", "--overlay", "o.qcow2", &served.at("/made")]).succeeds();
+    place
+        .run(&["overlay", "commit", "o.qcow2", "--over", &served.address])
+        .ends_with(7)
+        .complains(&["read-only"]);
+    place.run(&["stat", "--overlay", "o.qcow2", &served.at("/made")]).succeeds();
+    served.end();
+    let file = fs::OpenOptions::new().write(true).open(place.path("a.img")).unwrap();
+    let len = file.metadata().unwrap().len();
+    file.set_len(len + 4096).unwrap();
+    let served = Served::start(place, &["a.img", "--socket", "s", "--export", "root"]);
+    for command in ["stat", "rm"] {
+        place
+            .run(&[command, "--overlay", "o.qcow2", &served.at("/made")])
+            .ends_with(7)
+            .complains(&[
+                "has changed since",
+                &format!("{len} bytes"),
+                &format!("{} bytes", len + 4096),
+            ])
+            .hints("a new overlay");
+    }
+}
+
+#[test]
+fn a_mount_of_an_overlay_over_an_export_writes_to_the_overlay() {
+    let Some(mounts) = mounts() else { return };
+    let place = &mounts.place;
+    let before = fs::read(mounts.path("a.img")).unwrap();
+    let served = Served::start(place, &["a.img", "--socket", "s", "-r"]);
+    let point = mounts.path("m");
+    let address = format!("nbd+unix:///?socket={}", mounts.path("s").display());
+    let over = mounts.path("o.qcow2").display().to_string();
+    place.run(&["mount", "--overlay", &over, &address, "m"]).succeeds();
+    fs::write(point.join("written"), [7; 300_000]).unwrap();
+    place.run(&["umount", "--timeout", "60", "m"]).succeeds();
+    let read = place.run(&["cat", "--overlay", &over, &format!("{address}:/written")]).succeeds();
+    assert!(read.output.stdout == [7; 300_000]);
+    place.run(&["cat", &format!("{address}:/written")]).ends_with(9);
+    place.run(&["check", "--overlay", &over, &address]).succeeds();
+    assert!(fs::read(mounts.path("a.img")).unwrap() == before, "the base was written");
+    served.end();
+}

@@ -148,8 +148,8 @@ fn an_image_behind_a_web_server_is_read_in_place_and_not_written() {
             assert_ne!(ran.output.status.code(), Some(0), "{args:?}");
         }
         place.run(&["rm", &at("/file")]).ends_with(7).complains(&["only read"]).hints("curl");
-        let over = place.run(&["ls", "--overlay", "o.qcow2", &image]);
-        over.ends_with(5).complains(&["overlay"]);
+        place.run(&["ls", "--overlay", "o.qcow2", &image]).succeeds();
+        assert!(!place.path("o.qcow2").exists(), "reading makes no overlay");
         place.run(&["ls", &format!("{address}/none.img")]).ends_with(9).complains(&["404"]);
         let whole = place.run(&["ls", &format!("{address}/a.img?whole")]);
         whole.ends_with(5).complains(&["whole file"]).hints("download");
@@ -455,4 +455,78 @@ server.stop()
     }
     drop(server.stdin.take());
     server.wait().unwrap();
+}
+
+#[test]
+fn changes_of_an_image_behind_a_web_server_go_to_an_overlay_over_that_version() {
+    let place = Place::with_image();
+    let dir = place.0.path();
+    let has_qemu = tool("qemu-img", &["convert", "-O", "qcow2", "a.img", "b.qcow2"], dir).is_some();
+    with_web(dir, |_, web| {
+        for (image, overlay) in [("a.img", "o.qcow2"), ("b.qcow2", "p.qcow2")] {
+            if !has_qemu && image == "b.qcow2" {
+                continue;
+            }
+            let before = std::fs::read(place.path(image)).unwrap();
+            let address = format!("{web}/{image}");
+            let at = |path: &str| format!("{address}:{path}");
+            place
+                .run(&["cp", "source/file", &at("/new")])
+                .ends_with(7)
+                .complains(&["only read"])
+                .hints("--overlay FILE");
+            place.run(&["cp", "--overlay", overlay, "source/file", &at("/new")]).succeeds();
+            place.run(&["rm", "--overlay", overlay, &at("/file")]).succeeds();
+            let cat = place.run(&["cat", "--overlay", overlay, &at("/new")]).succeeds();
+            assert_eq!(cat.out(), "hello\n");
+            place.run(&["cat", "--overlay", overlay, &at("/file")]).ends_with(9);
+            place.run(&["check", "--overlay", overlay, &address]).succeeds();
+            let info = place.run(&["overlay", "info", overlay]).succeeds().out();
+            let len = before.len();
+            assert!(info.contains(&format!("over: {address}")), "{info}");
+            assert!(info.contains(&format!("when it was made: {len} bytes, tag")), "{info}");
+            place
+                .run(&["overlay", "commit", overlay, "--over", &address])
+                .ends_with(7)
+                .complains(&[overlay, &address, "only read"])
+                .hints("download the base");
+            // Another version is another image.
+            let mut longer = before.clone();
+            longer.extend([0; 65_536]);
+            std::fs::write(place.path(image), &longer).unwrap();
+            for command in ["stat", "rm"] {
+                place
+                    .run(&[command, "--overlay", overlay, &at("/new")])
+                    .ends_with(7)
+                    .complains(&["has changed since", &format!("{len} bytes")])
+                    .hints("a new overlay");
+            }
+            std::fs::write(place.path(image), &before).unwrap();
+            place.run(&["stat", "--overlay", overlay, &at("/new")]).succeeds();
+            // As the hint of the commit says.
+            std::fs::write(place.path("copy"), &before).unwrap();
+            let format = if image == "a.img" { "raw" } else { "qcow2" };
+            place
+                .run(&[
+                    "overlay", "rebase", overlay, "--over", &address, "--base", "copy", "--format",
+                    format,
+                ])
+                .succeeds();
+            place.run(&["overlay", "commit", overlay]).succeeds();
+            let cat = place.run(&["cat", "--format", format, "copy:/new"]).succeeds();
+            assert_eq!(cat.out(), "hello\n");
+        }
+    });
+}
+
+#[test]
+fn an_overlay_does_not_hold_passwords_of_its_base() {
+    let place = Place::with_image();
+    with_web(place.0.path(), |_, web| {
+        let address = web.replace("http://", "http://me:secret@") + "/a.img";
+        place.run(&["mkdir", "--overlay", "o.qcow2", &format!("{address}:/made")]).succeeds();
+        place.run(&["stat", "--overlay", "o.qcow2", &format!("{address}:/made")]).succeeds();
+        let bytes = std::fs::read(place.path("o.qcow2")).unwrap();
+        assert!(!bytes.windows(6).any(|six| six == b"secret"), "the password is in the file");
+    });
 }

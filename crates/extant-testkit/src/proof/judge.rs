@@ -202,9 +202,9 @@ impl<'a, T: Target> Proof<'a, T> {
         tally: &Tally,
         verdict: &(impl Fn(usize, &Tree) -> Result<(), String> + Sync),
     ) -> Result<(), String> {
-        let raw: Vec<MemoryDevice> = state.devices.iter().map(MemoryDevice::snapshot).collect();
+        let raw = || self.target.disks(&state.devices);
         if let Some(dir) = std::env::var_os("EXTANT_SAVE") {
-            for (number, device) in raw.iter().enumerate() {
+            for (number, device) in state.devices.iter().enumerate() {
                 let name = format!("{}-{number}", state.name());
                 image::save(device, &Path::new(&dir).join(name));
             }
@@ -237,7 +237,7 @@ impl<'a, T: Target> Proof<'a, T> {
         if chosen(self.replay_one_in, 3) {
             tally.replays.fetch_add(1, Ordering::Relaxed);
             let is_allowed = |theirs: &Tree| torn && verdict(state.marks, theirs).is_ok();
-            if !self.replay_elsewhere(&raw, rules, &found, is_allowed)? {
+            if !self.replay_elsewhere(&raw()?, rules, &found, is_allowed)? {
                 tally.exempt.fetch_add(1, Ordering::Relaxed);
                 // It shall at least agree with what we made of the state.
                 if !fsck {
@@ -245,9 +245,9 @@ impl<'a, T: Target> Proof<'a, T> {
                 }
             }
         }
-        if chosen(self.kernel_one_in, 4) && raw.len() == 1 && oracle::is_root() {
+        if chosen(self.kernel_one_in, 4) && state.devices.len() == 1 && oracle::is_root() {
             tally.kernel.fetch_add(1, Ordering::Relaxed);
-            let theirs = self.replay_by_kernel(&raw, rules)?;
+            let theirs = self.replay_by_kernel(&raw()?, rules)?;
             let (found, theirs) =
                 (comparable(&found, rules), theirs.map(|t| comparable(&t, rules)));
             if let Some(theirs) = theirs.filter(|tree| tree.fingerprint() != found.fingerprint())
@@ -291,7 +291,7 @@ impl<'a, T: Target> Proof<'a, T> {
         let clean = checked.map_err(|text| format!("the checker finds:\n{text}"))?;
         if fsck && clean {
             tally.fsck.fetch_add(1, Ordering::Relaxed);
-            e2fsck(after, "-fn", |report, _| {
+            e2fsck(&self.target.disks(after)?, "-fn", |report, _| {
                 if report.is_clean() {
                     Ok(())
                 } else {

@@ -70,6 +70,16 @@ pub trait Target: Sync {
     /// Checks the invariants of an unmounted file system. `false` when something is there that
     /// e2fsck would repair and that is no mistake: after errors, as on Linux, orphans are not deleted.
     fn check(&self, devices: &[MemoryDevice]) -> Result<bool, String>;
+
+    /// The disks that `devices` hold, for programs that know nothing of what lies between. [`mount`](Self::mount)
+    /// takes them as well.
+    ///
+    /// # Errors
+    ///
+    /// What lies between cannot be read.
+    fn disks(&self, devices: &[MemoryDevice]) -> Result<Vec<MemoryDevice>, String> {
+        Ok(devices.iter().map(MemoryDevice::snapshot).collect())
+    }
 }
 
 /// The variables of the environment that choose one case again.

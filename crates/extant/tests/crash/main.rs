@@ -7,6 +7,8 @@
 //! - `fast`: writers that append and sync, with fast commits.
 //! - `handles`: what a thread with an open handle may not do.
 //! - `interop`: images cut off under the kernel are replayed as the kernel replays them.
+//! - `overlay`: the device is a qcow2 overlay, whose file is cut.
+//! - `lossy`: the device is behind a network whose connections are lost.
 //! - `mutations`: with one step of the journal left out, the same harness finds damage.
 //! - `simulation`: many clients, errors of the device, late and reordered completions, threads.
 //!
@@ -19,7 +21,9 @@ mod generated;
 mod handles;
 mod interop;
 mod layouts;
+mod lossy;
 mod mutations;
+mod overlay;
 mod racing;
 mod scenarios;
 mod simulation;
