@@ -530,7 +530,7 @@ impl Superblock {
         let mut raw = self.to_raw();
         let log = self.inode_size.checked_ilog2().unwrap_or_default();
         raw.s_rev_level = U32::new(self.revision.max(1));
-        raw.s_inode_size = U16::new(IN_CHANGE | (log & 0xff) as u16);
+        raw.s_inode_size = U16::new(IN_CHANGE | u16::try_from(log).unwrap_or_default());
         if self.features.metadata_csum() {
             raw.s_checksum = U32::new(raw.checksum());
         }
