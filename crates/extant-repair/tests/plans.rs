@@ -141,8 +141,7 @@ fn a_map_that_leads_to_block_0_is_made_anew() {
     let device = extant_testkit::image::load(&path);
     let found = problems(&device);
     assert!(found.iter().any(|problem| problem.contains("block 0 ")), "{found:?}");
-    let outcome = repaired(&device).unwrap();
-    assert!(outcome.is_repaired(), "{:#?}", outcome.findings);
+    repaired(&device).unwrap();
     assert_eq!(problems(&device), [""; 0]);
 }
 

@@ -434,8 +434,8 @@ impl Ext4<'_> {
         self.while_others_write(|| self.kernel.drop_cached(node, 0).map_err(|_| Errno::EIO))
     }
 
-    /// The same for a request that cannot do without: while others wait it is put off, and answered
-    /// behind them. A slot of a ring belongs to its thread until there is an answer, so there the
+    /// Makes the kernel write the dirty data of a file for a request that cannot do without: while
+    /// others wait it is put off, and answered behind them. A slot of a ring belongs to its thread until there is an answer, so there the
     /// waiting ends.
     fn bring_back_in_time(&self, node: NodeId) -> Reply<()> {
         for _ in 0..SOUGHT_TURNS {
