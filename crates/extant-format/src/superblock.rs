@@ -528,9 +528,9 @@ impl Superblock {
     /// Linux refuses to mount it, and e2fsck takes a backup instead, which is to be of before the change.
     pub fn encode_in_change(&self) -> [u8; SUPERBLOCK_BYTES] {
         let mut raw = self.to_raw();
-        let log = self.inode_size.checked_ilog2().unwrap_or_default();
+        let log = split32(self.inode_size.checked_ilog2().unwrap_or_default()).0.get();
         raw.s_rev_level = U32::new(self.revision.max(1));
-        raw.s_inode_size = U16::new(IN_CHANGE | u16::try_from(log).unwrap_or_default());
+        raw.s_inode_size = U16::new(IN_CHANGE | log);
         if self.features.metadata_csum() {
             raw.s_checksum = U32::new(raw.checksum());
         }

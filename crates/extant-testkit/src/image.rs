@@ -2,7 +2,37 @@
 
 use std::path::Path;
 
+use crate::oracle;
 use extant_block::{BlockDevice, DeviceError, FileDevice, MemoryDevice};
+
+/// A layout of an image: what mke2fs is told, and its size.
+#[derive(Clone, Copy, Debug)]
+pub struct Layout {
+    /// Arguments of mke2fs.
+    pub words: &'static [&'static str],
+    /// The size, such as `12M`.
+    pub size: &'static str,
+}
+
+impl Layout {
+    /// A layout.
+    pub const fn new(words: &'static [&'static str], size: &'static str) -> Layout {
+        Layout { words, size }
+    }
+}
+
+/// What `e2fsck -fn` finds wrong with `device`, by way of a file in `dir`; empty: nothing.
+///
+/// # Errors
+///
+/// The program is not there.
+pub fn e2fsck(device: &MemoryDevice, dir: &Path) -> Result<String, String> {
+    let path = dir.join("fsck.img");
+    let _removed = std::fs::remove_file(&path);
+    save(device, &path);
+    let report = oracle::e2fsck(&path)?;
+    Ok(if report.is_clean() { String::new() } else { report.text })
+}
 
 /// Writes a memory device to a new sparse file. Panics if it cannot.
 pub fn save(device: &MemoryDevice, path: &Path) {

@@ -13,46 +13,45 @@ use extant_check::{CheckOptions, check};
 use extant_format::features::Feature;
 use extant_format::inode::FileKind;
 use extant_resize::{Goal, Plan, ResizeError, resize};
+pub(crate) use extant_testkit::image::{Layout, e2fsck};
 use extant_testkit::{image, oracle};
-
-/// A layout: what mke2fs is told, and its size.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Layout {
-    pub(crate) words: &'static [&'static str],
-    pub(crate) size: &'static str,
-}
-
-const fn layout(words: &'static [&'static str], size: &'static str) -> Layout {
-    Layout { words, size }
-}
 
 /// Layouts in which everything differs that a resize must know.
 pub(crate) const LAYOUTS: &[Layout] = &[
-    layout(&["-text2", "-b1024"], "12M"),
-    layout(&["-text3", "-b1024", "-Jsize=1"], "12M"),
-    layout(&["-text4", "-b1024", "-Jsize=1"], "12M"),
-    layout(&["-text4", "-b1024", "-g1024", "-Jsize=1"], "9M"),
-    layout(&["-text4", "-b1024", "-O^metadata_csum,uninit_bg", "-g2048", "-Jsize=1"], "12M"),
-    layout(
+    Layout::new(&["-text2", "-b1024"], "12M"),
+    Layout::new(&["-text3", "-b1024", "-Jsize=1"], "12M"),
+    Layout::new(&["-text4", "-b1024", "-Jsize=1"], "12M"),
+    Layout::new(&["-text4", "-b1024", "-g1024", "-Jsize=1"], "9M"),
+    Layout::new(&["-text4", "-b1024", "-O^metadata_csum,uninit_bg", "-g2048", "-Jsize=1"], "12M"),
+    Layout::new(
         &["-text4", "-b1024", "-O^metadata_csum,^uninit_bg,^flex_bg", "-g2048", "-Jsize=1"],
         "12M",
     ),
-    layout(&["-text4", "-b1024", "-O^resize_inode,^flex_bg", "-g512", "-Jsize=1"], "9M"),
-    layout(&["-text4", "-b1024", "-Ometa_bg,^resize_inode,^flex_bg", "-g512", "-Jsize=1"], "12M"),
-    layout(&["-text4", "-b1024", "-Ometa_bg,^resize_inode,^64bit", "-g256", "-Jsize=1"], "12M"),
-    layout(&["-text4", "-b1024", "-g1024", "-Osparse_super2,mmp", "-Jsize=1"], "12M"),
-    layout(&["-text4", "-b1024", "-Osparse_super2,^has_journal", "-E", "resize=30000"], "7M"),
-    layout(&["-text4", "-b4096", "-O64bit,metadata_csum_seed,orphan_file", "-Jsize=4"], "16M"),
-    layout(&["-text4", "-b2048", "-O^64bit", "-g2048", "-Jsize=2"], "12M"),
-    layout(&["-text4", "-b65536", "-Jsize=64"], "96M"),
-    layout(&["-text4", "-b1024", "-Obigalloc", "-C4096", "-Jsize=1"], "12M"),
-    layout(
+    Layout::new(&["-text4", "-b1024", "-O^resize_inode,^flex_bg", "-g512", "-Jsize=1"], "9M"),
+    Layout::new(
+        &["-text4", "-b1024", "-Ometa_bg,^resize_inode,^flex_bg", "-g512", "-Jsize=1"],
+        "12M",
+    ),
+    Layout::new(
+        &["-text4", "-b1024", "-Ometa_bg,^resize_inode,^64bit", "-g256", "-Jsize=1"],
+        "12M",
+    ),
+    Layout::new(&["-text4", "-b1024", "-g1024", "-Osparse_super2,mmp", "-Jsize=1"], "12M"),
+    Layout::new(&["-text4", "-b1024", "-Osparse_super2,^has_journal", "-E", "resize=30000"], "7M"),
+    Layout::new(&["-text4", "-b4096", "-O64bit,metadata_csum_seed,orphan_file", "-Jsize=4"], "16M"),
+    Layout::new(&["-text4", "-b2048", "-O^64bit", "-g2048", "-Jsize=2"], "12M"),
+    Layout::new(&["-text4", "-b65536", "-Jsize=64"], "96M"),
+    Layout::new(&["-text4", "-b1024", "-Obigalloc", "-C4096", "-Jsize=1"], "12M"),
+    Layout::new(
         &["-text4", "-b1024", "-Obigalloc,^resize_inode", "-C16384", "-g4096", "-Jsize=1"],
         "24M",
     ),
-    layout(&["-text4", "-b1024", "-Oquota,project,inline_data,ea_inode", "-Jsize=1"], "12M"),
-    layout(&["-text4", "-b1024", "-G4", "-g1024", "-N4096", "-Jsize=1"], "10M"),
-    layout(&["-text4", "-b1024", "-Ofast_commit", "-g1024", "-Jsize=1,fast_commit_size=64"], "12M"),
+    Layout::new(&["-text4", "-b1024", "-Oquota,project,inline_data,ea_inode", "-Jsize=1"], "12M"),
+    Layout::new(&["-text4", "-b1024", "-G4", "-g1024", "-N4096", "-Jsize=1"], "10M"),
+    Layout::new(
+        &["-text4", "-b1024", "-Ofast_commit", "-g1024", "-Jsize=1,fast_commit_size=64"],
+        "12M",
+    ),
 ];
 
 /// A tree with every kind of file that is small.
@@ -130,16 +129,6 @@ pub(crate) fn problems(device: &MemoryDevice) -> Vec<String> {
         Ok(report) => report.problems.iter().map(ToString::to_string).collect(),
         Err(error) => vec![error.to_string()],
     }
-}
-
-/// What e2fsck -fn finds wrong with `device`; empty: nothing.
-pub(crate) fn e2fsck(device: &MemoryDevice, dir: &Path) -> Result<String, String> {
-    let path = dir.join("fsck.img");
-    let _removed = fs::remove_file(&path);
-    image::save(device, &path);
-    let report = oracle::e2fsck(&path)?;
-    let is_clean = report.is_clean();
-    Ok(if is_clean { String::new() } else { report.text })
 }
 
 /// A file that can be read.

@@ -12,30 +12,26 @@ use extant_block::{MemoryDevice, SharedDevice};
 use extant_check::{CheckOptions, check};
 use extant_format::features::Feature;
 use extant_format::inode::FileKind;
+pub(crate) use extant_testkit::image::{Layout, e2fsck};
 use extant_testkit::{image, oracle};
 use extant_tune::{Plan, Request, TuneError, tune};
 
-/// A layout: what mke2fs is told, and its size.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Layout {
-    pub(crate) words: &'static [&'static str],
-    pub(crate) size: &'static str,
-}
-
-const fn layout(words: &'static [&'static str], size: &'static str) -> Layout {
-    Layout { words, size }
-}
-
 /// Layouts in which everything differs that a conversion must know.
 pub(crate) const LAYOUTS: &[Layout] = &[
-    layout(&["-text2", "-b1024"], "12M"),
-    layout(&["-text4", "-b1024", "-Jsize=4"], "24M"),
-    layout(&["-text4", "-b1024", "-O^metadata_csum,uninit_bg,^64bit", "-g2048", "-Jsize=4"], "24M"),
-    layout(&["-text4", "-b1024", "-O^metadata_csum,^uninit_bg,^flex_bg,^64bit", "-Jsize=4"], "24M"),
-    layout(&["-text4", "-b1024", "-Ometa_bg,^resize_inode", "-g512", "-Jsize=4"], "24M"),
-    layout(&["-text4", "-b4096", "-O^64bit,orphan_file", "-Jsize=4"], "32M"),
-    layout(&["-text4", "-b1024", "-Obigalloc,^metadata_csum", "-C4096", "-Jsize=4"], "24M"),
-    layout(&["-text4", "-b1024", "-Oquota,project,inline_data", "-Jsize=4"], "24M"),
+    Layout::new(&["-text2", "-b1024"], "12M"),
+    Layout::new(&["-text4", "-b1024", "-Jsize=4"], "24M"),
+    Layout::new(
+        &["-text4", "-b1024", "-O^metadata_csum,uninit_bg,^64bit", "-g2048", "-Jsize=4"],
+        "24M",
+    ),
+    Layout::new(
+        &["-text4", "-b1024", "-O^metadata_csum,^uninit_bg,^flex_bg,^64bit", "-Jsize=4"],
+        "24M",
+    ),
+    Layout::new(&["-text4", "-b1024", "-Ometa_bg,^resize_inode", "-g512", "-Jsize=4"], "24M"),
+    Layout::new(&["-text4", "-b4096", "-O^64bit,orphan_file", "-Jsize=4"], "32M"),
+    Layout::new(&["-text4", "-b1024", "-Obigalloc,^metadata_csum", "-C4096", "-Jsize=4"], "24M"),
+    Layout::new(&["-text4", "-b1024", "-Oquota,project,inline_data", "-Jsize=4"], "24M"),
 ];
 
 fn source(dir: &Path) -> std::path::PathBuf {
@@ -111,16 +107,6 @@ pub(crate) fn problems(device: &MemoryDevice) -> Vec<String> {
         Ok(report) => report.problems.iter().map(ToString::to_string).collect(),
         Err(error) => vec![error.to_string()],
     }
-}
-
-/// What e2fsck -fn finds wrong with `device`; empty: nothing.
-pub(crate) fn e2fsck(device: &MemoryDevice, dir: &Path) -> Result<String, String> {
-    let path = dir.join("fsck.img");
-    let _removed = fs::remove_file(&path);
-    image::save(device, &path);
-    let report = oracle::e2fsck(&path)?;
-    let is_clean = report.is_clean();
-    Ok(if is_clean { String::new() } else { report.text })
 }
 
 /// A file that can be read.
