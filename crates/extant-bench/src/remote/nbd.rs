@@ -93,7 +93,7 @@ impl Nbdkit {
     }
 
     fn by_fio(&self, fio: &str) -> Result<f64> {
-        let uri = format!("--uri={}", self.address.replace("///?", "///?"));
+        let uri = format!("--uri={}", self.address);
         let span = format!("--runtime={}", SPAN.as_secs());
         let (depth, size) = (format!("--iodepth={DEPTH}"), format!("--size={SIZE}"));
         let output = Command::new(fio)

@@ -70,7 +70,7 @@ pub struct Layered {
 /// A source, looked at.
 enum Opened {
     /// A tree of its own.
-    Tree(Scanned),
+    Tree(Box<Scanned>),
     /// An archive that is a layer.
     Archive(TarInput),
     /// A container image.
@@ -103,9 +103,9 @@ impl Sources {
             match self.open(origin, options, &spool, is_lone)? {
                 Opened::Tree(scanned) if is_lone => {
                     check_faked(options)?;
-                    return Ok(Layered { scanned, config: None });
+                    return Ok(Layered { scanned: *scanned, config: None });
                 }
-                Opened::Tree(scanned) => merge.tree(scanned, &origin.name(), !first)?,
+                Opened::Tree(scanned) => merge.tree(*scanned, &origin.name(), !first)?,
                 Opened::Archive(input) => merge.archive(&input, !first)?,
                 Opened::Image(store, image) => {
                     merge.image(&*store, image, self.unpack_limit, options.threads.get())?;
@@ -135,13 +135,13 @@ impl Sources {
                 self.perhaps_image(scan_tar(TarInput::Stdin, spool)?, origin)?
             }
             Origin::Stdin => Opened::Archive(TarInput::Stdin),
-            Origin::Dir(path) => Opened::Tree(scan_dir(path, options)?),
-            Origin::Tar(path) if is_lone => Opened::Tree(scan_tar(tar(path), spool)?),
+            Origin::Dir(path) => Opened::Tree(Box::new(scan_dir(path, options)?)),
+            Origin::Tar(path) if is_lone => Opened::Tree(Box::new(scan_tar(tar(path), spool)?)),
             Origin::Tar(path) => Opened::Archive(tar(path)),
             Origin::Path(path) if path.is_dir() => {
                 let scanned = scan_dir(path, options)?;
                 match container_image(&scanned.tree).filter(|_| !self.as_is) {
-                    None => Opened::Tree(scanned),
+                    None => Opened::Tree(Box::new(scanned)),
                     Some(layout) => {
                         image(Box::new(DirStore::new(path)), layout, &choice(&Choice::default()))?
                     }
@@ -179,7 +179,7 @@ impl Sources {
     /// A container image if an archive holds one, else the archive's tree.
     fn perhaps_image(&self, scanned: Scanned, origin: &Origin) -> Result<Opened, SourceError> {
         let Some(layout) = container_image(&scanned.tree).filter(|_| !self.as_is) else {
-            return Ok(Opened::Tree(scanned));
+            return Ok(Opened::Tree(Box::new(scanned)));
         };
         let choice = Choice { platform: self.platform.clone(), ..Choice::default() };
         image(Box::new(TreeStore::new(scanned, &origin.name())), layout, &choice)

@@ -1,5 +1,5 @@
 //! What the tests of resizes share: images of many layouts, and what must be the same afterwards.
-#![allow(dead_code, reason = "each test uses a part")]
+#![allow(dead_code, unused_imports, reason = "each test uses a part")]
 
 use std::collections::BTreeMap;
 use std::fs;

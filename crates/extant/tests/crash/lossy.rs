@@ -75,13 +75,9 @@ fn behind(faults: &Faults, errors: bool) -> (Extant, Arc<Seen>, Arc<AtomicBool>)
         let server = Server::start(below, faults.clone(), None);
         let address = Address::parse(server.address()).expect("an address");
         let settings = Settings { limit: Duration::from_secs(20), tries: 8 };
-        let client = loop {
-            match NbdDevice::open(&address, false, settings) {
-                Ok(client) => break client,
-                // Nothing is asked for yet, so nothing is cut yet.
-                Err(error) => panic!("{error}: {:?}", std::error::Error::source(&error)),
-            }
-        };
+        // Nothing is asked for yet, so nothing is cut yet.
+        let client = NbdDevice::open(&address, false, settings)
+            .unwrap_or_else(|error| panic!("{error}: {:?}", std::error::Error::source(&error)));
         Arc::new(Remote { client, server, seen: Arc::clone(&own) })
     };
     (Extant { over: Some(Arc::new(over)), errors, ..Extant::default() }, seen, is_remote)
