@@ -41,4 +41,8 @@ impl ResizeError {
     }
 }
 
+/// Something that lies behind the new end and stays where it is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Obstacle(pub(crate) String);
+
 pub(crate) type Result<T = ()> = std::result::Result<T, ResizeError>;

@@ -33,8 +33,7 @@ use extant_format::record::{self, Record, put, u16_at, u32_at};
 use extant_format::superblock::Superblock;
 use extant_format::xattr::{self, NameIndex, Value};
 
-use crate::error::{ResizeError, Result};
-use crate::shrink::Obstacle;
+use crate::error::{Obstacle, ResizeError, Result};
 
 /// Blocks of a transaction that every move takes: both records, two bitmaps, two blocks of descriptors, the
 /// superblock.
@@ -226,7 +225,7 @@ fn values_inside(record: &Record) -> Vec<(usize, u32)> {
     attributes.entries().filter_map(|entry| value_of(&entry, base)).collect()
 }
 
-/// The same of a block of attributes.
+/// Values in inodes of a block of attributes: where in the block the number is, and the number.
 fn values_in_block(block: &[u8]) -> Vec<(usize, u32)> {
     let Ok((_, attributes)) = xattr::decode_block(block) else { return Vec::new() };
     attributes.entries().filter_map(|entry| value_of(&entry, 0)).collect()

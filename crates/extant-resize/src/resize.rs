@@ -7,9 +7,9 @@ use extant_change::{Committer, Guard, Image, is_unsettled, settle, settled_view,
 use extant_format::superblock::Superblock;
 use extant_layout::{Shape, blocks_max};
 
-use crate::error::{ResizeError, Result};
+use crate::error::{Obstacle, ResizeError, Result};
 use crate::grow::{self, bytes_of};
-use crate::shrink::{self, Moves, Obstacle, Survey};
+use crate::shrink::{self, Moves, Survey};
 
 /// The size asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -21,16 +21,12 @@ use extant_format::superblock::Superblock;
 use extant_format::{orphan, xattr};
 use extant_layout::Shape;
 
-use crate::error::{ResizeError, Result};
+use crate::error::{Obstacle, ResizeError, Result};
 use crate::inodes::{self, Numbers};
 use extant_format::record::{Record, u32_at};
 
 /// Bytes copied at once.
 const COPY_BYTES: usize = 1 << 20;
-
-/// Something that lies behind the new end and stays where it is.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Obstacle(pub(crate) String);
 
 /// A file of which something may lie behind the new end.
 struct File {

@@ -4,12 +4,13 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{LAYOUTS, Layout, e2fsck, made, problems, seen, to_size, with_size};
+use common::{LAYOUTS, Layout, made, problems, seen, to_size, with_size};
 use extant::MountOptions;
 use extant_block::{MemoryDevice, RecordingDevice, SharedDevice, Survival};
 use extant_format::features::Feature;
 use extant_format::superblock::{SUPERBLOCK_OFFSET, Superblock};
 use extant_resize::{ChangeError, Goal, ResizeError, plan, resize};
+use extant_testkit::image::e2fsck;
 use extant_testkit::oracle::{self, LoopMount};
 use extant_testkit::{image, require, tempdir};
 use rustix::mount::MountFlags;

@@ -8,11 +8,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{LAYOUTS, Layout, Seen, e2fsck, made, problems, seen, to_size, with_size};
+use common::{LAYOUTS, Layout, Seen, made, problems, seen, to_size, with_size};
 use extant::{Fs, FsError, GrowTo, MountOptions, NewInode};
 use extant_block::{BlockDevice, MemoryDevice, RecordingDevice, SharedDevice, Survival};
 use extant_format::superblock::{SUPERBLOCK_OFFSET, Superblock};
 use extant_sync::threads;
+use extant_testkit::image::e2fsck;
 use extant_testkit::oracle::{self, LoopMount, Tool};
 use extant_testkit::{image, require, tempdir};
 use rustix::mount::MountFlags;

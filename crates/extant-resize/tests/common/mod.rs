@@ -13,7 +13,7 @@ use extant_check::{CheckOptions, check};
 use extant_format::features::Feature;
 use extant_format::inode::FileKind;
 use extant_resize::{Goal, Plan, ResizeError, resize};
-pub(crate) use extant_testkit::image::{Layout, e2fsck};
+pub(crate) use extant_testkit::image::Layout;
 use extant_testkit::{image, oracle};
 
 /// Layouts in which everything differs that a resize must know.
