@@ -152,7 +152,10 @@ fn shares_of(fs: &Fs, sizes: &[usize], through_ring: usize, total: u64, steady: 
         let submitter = (through_ring > 0).then(|| s.spawn("submitter", submit).unwrap());
         until("so much is written", || sum() >= total);
         drop(has_ended);
-        let limit = CACHE / 5 * 4 + (count * WRITE) as u64 * 2;
+        // Each write is checked before it begins: the limit, and one write of each writer; two of
+        // each file of the ring.
+        let begun = sizes.iter().sum::<usize>() + 2 * through_ring * WRITE;
+        let limit = CACHE / 5 * 4 + (begun + usize::from(steady) * BLOCK) as u64;
         let most = watcher.join().unwrap();
         assert!(most <= limit, "{most} bytes were dirty, more than {limit}");
         if let Some(submitter) = submitter {
