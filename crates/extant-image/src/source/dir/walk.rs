@@ -340,7 +340,16 @@ impl<'w> Worker<'w> {
                     }
                 }
                 let has_holes = stat.stx_blocks.saturating_mul(512) < stat.stx_size;
-                let may_have_flags = self.flags.is_worth_asking(inode.0);
+                let mut may_have_flags = self.flags.is_worth_asking(inode.0);
+                // A file may be a mount of its own, of another file system than its directory's.
+                if may_have_flags
+                    && inode.0 == dir.inode.0
+                    && let Some(kept) = self.flags.read_by_name(dir.fd.as_fd(), name, inode.0)
+                {
+                    (node.flags, node.project) = (kept.flags, kept.project);
+                    lost.extend(kept.lost);
+                    may_have_flags = false;
+                }
                 if has_holes || may_have_flags {
                     let flags = OFlags::RDONLY
                         | OFlags::NOFOLLOW
