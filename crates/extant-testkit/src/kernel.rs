@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
+use std::marker::PhantomData;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path as OsPath, PathBuf};
@@ -14,16 +15,20 @@ use crate::model::{
     Content, FileKind, NewNode, Node, NodeId, Op, Outcome, Path, RenameMode, Rules, Space, Special,
     Tree, Which, XattrWrite, written,
 };
+use nix::sched::{CloneFlags, unshare};
 use rustix::fs::{
     AtFlags, CWD, FallocateFlags, FileType, IFlags, Mode, OFlags, RenameFlags, Timespec,
     Timestamps, XattrFlags,
 };
 
 /// A mounted directory in which operations are done, as root and with an umask of 0.
+///
+/// It stays on the thread that made it, whose umask is its own.
 #[derive(Debug)]
 pub struct Kernel {
     root: PathBuf,
     slots: HashMap<usize, rustix::fd::OwnedFd>,
+    of_thread: PhantomData<*const ()>,
 }
 
 fn errno(error: io::Error) -> rustix::io::Errno {
@@ -38,10 +43,12 @@ fn acl_name(which: Which) -> &'static str {
 }
 
 impl Kernel {
-    /// Everything happens below `root`. Sets the umask of the whole process to 0.
+    /// Everything happens below `root`. Sets the umask of this thread to 0; tests beside it, on
+    /// other threads of the process, keep theirs.
     pub fn new(root: PathBuf) -> Kernel {
+        unshare(CloneFlags::CLONE_FS).expect("a thread may have an umask of its own");
         rustix::process::umask(Mode::empty());
-        Kernel { root, slots: HashMap::new() }
+        Kernel { root, slots: HashMap::new(), of_thread: PhantomData }
     }
 
     fn at(&self, path: &Path) -> PathBuf {
