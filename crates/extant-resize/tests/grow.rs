@@ -12,7 +12,7 @@ use extant_format::superblock::{SUPERBLOCK_OFFSET, Superblock};
 use extant_resize::{ChangeError, Goal, ResizeError, plan, resize};
 use extant_testkit::image::e2fsck;
 use extant_testkit::oracle::{self, LoopMount};
-use extant_testkit::{image, require, tempdir};
+use extant_testkit::{HastyClock, image, require, tempdir};
 use rustix::mount::MountFlags;
 
 const MIB: u64 = 1 << 20;
@@ -123,7 +123,10 @@ fn cuts(layout: Layout, factor: u64) -> Result<(), String> {
             if journaled {
                 let shared = Arc::new(cut.snapshot());
                 let clone = Arc::clone(&shared) as SharedDevice;
-                let options = MountOptions::new().read_only(false).background(false);
+                let options = MountOptions::new()
+                    .read_only(false)
+                    .clock(Arc::new(HastyClock))
+                    .background(false);
                 let fs = options.open_shared(clone).unwrap_or_else(|e| panic!("{what}: {e}"));
                 fs.unmount().unwrap();
                 assert_eq!(problems(&shared), [""; 0], "{what}");

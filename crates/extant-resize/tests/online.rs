@@ -15,7 +15,7 @@ use extant_format::superblock::{SUPERBLOCK_OFFSET, Superblock};
 use extant_sync::threads;
 use extant_testkit::image::e2fsck;
 use extant_testkit::oracle::{self, LoopMount, Tool};
-use extant_testkit::{image, require, tempdir};
+use extant_testkit::{HastyClock, image, require, tempdir};
 use rustix::mount::MountFlags;
 
 const MIB: u64 = 1 << 20;
@@ -31,7 +31,8 @@ fn size_of(sb: &Superblock) -> u64 {
 }
 
 fn mounted(device: &SharedDevice) -> Fs {
-    let options = MountOptions::new().read_only(false).background(false).seed(3);
+    let options =
+        MountOptions::new().read_only(false).clock(Arc::new(HastyClock)).background(false).seed(3);
     options.open_shared(Arc::clone(device)).expect("it can be mounted")
 }
 

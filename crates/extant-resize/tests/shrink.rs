@@ -16,7 +16,7 @@ use extant_format::superblock::{SUPERBLOCK_OFFSET, Superblock};
 use extant_resize::{Goal, ResizeError, plan, resize};
 use extant_testkit::image::e2fsck;
 use extant_testkit::oracle::LoopMount;
-use extant_testkit::{image, oracle, require, tempdir};
+use extant_testkit::{HastyClock, image, oracle, require, tempdir};
 use rustix::mount::MountFlags;
 use std::os::unix::fs::MetadataExt;
 
@@ -271,7 +271,10 @@ fn cuts(layout: Layout, step: usize, what: What) -> Result<(), String> {
             let path = dir.path().join("cut.img");
             if journaled {
                 let device = Arc::new(cut.snapshot());
-                let options = MountOptions::new().read_only(false).background(false);
+                let options = MountOptions::new()
+                    .read_only(false)
+                    .clock(Arc::new(HastyClock))
+                    .background(false);
                 let opened = options.open_shared(Arc::clone(&device) as SharedDevice);
                 let fs = opened.unwrap_or_else(|error| panic!("{what}: {error}"));
                 fs.unmount().unwrap();

@@ -25,6 +25,7 @@
 pub mod compare;
 pub mod crash;
 mod ends;
+mod hurry;
 pub mod image;
 pub mod kernel;
 pub mod lasting;
@@ -39,6 +40,7 @@ pub mod zones;
 
 pub use compare::{CompareOptions, Difference, compare_trees};
 pub use ends::Ends;
+pub use hurry::HastyClock;
 pub use tempfile::{TempDir, tempdir};
 
 /// Ends the test early and prints why. A skipped test shows in its output, never silently.

@@ -8,6 +8,8 @@ use std::process::{Command, Output};
 
 use rustix::mount::{MountFlags, UnmountFlags};
 
+use crate::hurry::hurry;
+
 /// Where tools for administrators are, in case the tests run with a user's `PATH`.
 const TOOL_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
@@ -50,10 +52,12 @@ impl Tool {
             .ok_or_else(|| format!("needs the program {name}, which is not installed"))
     }
 
-    /// A command to add arguments to: C locale, UTC, no configuration of this machine.
+    /// A command to add arguments to: C locale, UTC, no configuration of this machine, and no waiting for
+    /// other machines.
     pub fn command(&self) -> Command {
         let mut command = Command::new(&self.path);
         clean(&mut command);
+        hurry(&mut command, &self.path);
         command
     }
 
@@ -122,6 +126,7 @@ pub fn e2fsck_with(image: &Path, arguments: &[&str]) -> Result<FsckReport, Strin
 pub fn e2fsck_as(image: &Path, mode: &str, arguments: &[&str]) -> Result<FsckReport, String> {
     let fsck = Tool::find("e2fsck")?;
     let mut command = Tool::find("timeout")?.command();
+    hurry(&mut command, &fsck.path);
     command.args(["-s", "KILL", FSCK_LIMIT_S]).arg(&fsck.path).arg(mode).args(arguments).arg(image);
     let output = output(&mut command);
     // `timeout` ends by the same signal when it had to use it, or reports 128 + 9.

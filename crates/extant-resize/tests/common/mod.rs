@@ -14,7 +14,7 @@ use extant_format::features::Feature;
 use extant_format::inode::FileKind;
 use extant_resize::{Goal, Plan, ResizeError, resize};
 pub(crate) use extant_testkit::image::Layout;
-use extant_testkit::{image, oracle};
+use extant_testkit::{HastyClock, image, oracle};
 
 /// Layouts in which everything differs that a resize must know.
 pub(crate) const LAYOUTS: &[Layout] = &[
@@ -180,7 +180,8 @@ pub(crate) fn seen(device: &MemoryDevice) -> BTreeMap<Vec<u8>, Seen> {
 /// Puts files, directories, a link and attributes at the end of the file system, with room in front of them.
 pub(crate) fn with_files_at_the_end(device: &MemoryDevice) -> MemoryDevice {
     let shared = Arc::new(device.snapshot());
-    let options = MountOptions::new().read_only(false).background(false).seed(7);
+    let options =
+        MountOptions::new().read_only(false).clock(Arc::new(HastyClock)).background(false).seed(7);
     let fs = options.open_shared(Arc::clone(&shared) as SharedDevice).expect("it can be opened");
     let new = extant::NewInode::root(0o755);
     let filler = fs.open_options().write(true).create(true).open("/filler").unwrap();
@@ -224,7 +225,9 @@ pub(crate) fn with_last_inodes(
     spared: u32,
     between: impl FnOnce(MemoryDevice) -> MemoryDevice,
 ) -> MemoryDevice {
-    let options = || MountOptions::new().read_only(false).background(false).seed(7);
+    let options = || {
+        MountOptions::new().read_only(false).clock(Arc::new(HastyClock)).background(false).seed(7)
+    };
     let shared = Arc::new(device.snapshot());
     let fs = options().open_shared(Arc::clone(&shared) as SharedDevice).expect("it can be opened");
     let mut sb = [0; 1024];
@@ -252,7 +255,11 @@ pub(crate) const LAST_INODES: u32 = 40;
 pub(crate) fn with_inodes_at_the_end(device: &MemoryDevice) -> MemoryDevice {
     with_last_inodes(device, LAST_INODES, |filled| {
         let shared = Arc::new(filled);
-        let options = MountOptions::new().read_only(false).background(false).seed(7);
+        let options = MountOptions::new()
+            .read_only(false)
+            .clock(Arc::new(HastyClock))
+            .background(false)
+            .seed(7);
         let opened = options.open_shared(Arc::clone(&shared) as SharedDevice);
         let fs = opened.expect("it can be opened");
         let new = extant::NewInode::root(0o755);
