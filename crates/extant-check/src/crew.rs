@@ -49,7 +49,8 @@ pub(crate) fn in_order<T: Send>(
         // The calling thread is one of them. Where fewer can be started than there should be, those do it.
         let helpers = count.min(to - from).saturating_sub(1);
         let done = threads::scope(|scope| {
-            let start = |number| scope.spawn(&format!("check-{number}"), some).ok();
+            let start =
+                |number| scope.spawn_apart(&format!("check-{number}"), number + 1, some).ok();
             let started: Vec<_> = (0..helpers).filter_map(start).collect();
             let mut done = vec![some()];
             for handle in started {

@@ -24,6 +24,7 @@
 //! - [`os_random`]: bytes from the operating system, for UUIDs and hash seeds.
 #![forbid(unsafe_code)]
 
+mod apart;
 mod background;
 mod bell;
 mod clock;

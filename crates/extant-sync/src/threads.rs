@@ -15,6 +15,7 @@ use std::thread;
 
 pub use crossbeam_channel::{Receiver, RecvError, SendError, Sender, TryRecvError, TrySendError};
 
+use crate::apart::Start;
 use crate::{Mutex, Rank};
 
 /// A thread panicked, which is a bug, reported to the caller of its work.
@@ -135,6 +136,28 @@ impl<'scope> Scope<'scope, '_> {
             .map_err(spawn_error)?;
         Ok(Handle { inner })
     }
+
+    /// Starts a thread as [`spawn`](Self::spawn) does, on the processor that is `distance` processors on
+    /// from that of the calling thread, of those that it is allowed. It may go elsewhere later.
+    ///
+    /// For threads that share a task of milliseconds, which the system may otherwise leave on one processor
+    /// for all of it.
+    ///
+    /// # Errors
+    ///
+    /// As [`spawn`](Self::spawn); a system that moves no threads is no error.
+    pub fn spawn_apart<T: Send + 'scope>(
+        &self,
+        name: &str,
+        distance: usize,
+        work: impl FnOnce() -> T + Send + 'scope,
+    ) -> Result<Handle<'scope, T>, ThreadError> {
+        let start = Start::here();
+        self.spawn(name, move || {
+            start.move_on(distance);
+            work()
+        })
+    }
 }
 
 /// Runs `body`, which may start threads that borrow from around it, and waits for all of them.
@@ -168,7 +191,7 @@ pub fn scope<'env, T>(
 
 /// Runs `work(0)`, `work(1)`, … `work(count - 1)` on a thread each, called `name-0` and so on,
 /// and returns their results in that order. A `count` of 0 means 1; with one, the work runs on
-/// a thread too, so that one and many behave alike.
+/// a thread too, so that one and many behave alike. They start on processors of their own.
 ///
 /// # Errors
 ///
@@ -181,7 +204,7 @@ pub fn workers<T: Send>(
     let work = &work;
     scope(|s| {
         let handles: Vec<_> = (0..count.max(1))
-            .map(|index| s.spawn(&format!("{name}-{index}"), move || work(index)))
+            .map(|index| s.spawn_apart(&format!("{name}-{index}"), index, move || work(index)))
             .collect();
         handles.into_iter().map(|handle| Ok(handle?.join()?)).collect()
     })?
