@@ -17,6 +17,7 @@ use extant_sync::{Condvar, Mutex, MutexGuard, Rank, RwLock};
 
 use crate::cache::{Cache, PAGE_LOG2};
 use crate::frames::Pin;
+use crate::hints::Home;
 use crate::index::{FileInner, Index};
 use crate::known::Known;
 use crate::mapping::{Intent, Kind, Mapper, Mapping};
@@ -31,6 +32,8 @@ pub(crate) const NO_FRAME: u32 = u32::MAX;
 pub struct FileCache {
     pub(crate) cache: Arc<Cache>,
     pub(crate) inner: Arc<FileInner>,
+    /// Where its hints are.
+    home: Home,
     /// Orders of the folios that this file has or had, as a bit set.
     orders: AtomicU16,
     /// The frame used last.
@@ -97,6 +100,7 @@ impl FileCache {
         cache.register(&inner);
         FileCache {
             cache: Arc::clone(cache),
+            home: Home::of(inner.id),
             inner,
             orders: AtomicU16::new(0),
             last: AtomicU32::new(NO_FRAME),
@@ -160,7 +164,7 @@ impl FileCache {
         while orders != 0 {
             let order = orders.trailing_zeros() as u8;
             orders &= orders - 1;
-            let hint = cache.hints.get(id, page >> order << order, order);
+            let hint = cache.hints.get(self.home, page >> order << order, order);
             if let Some(pin) = frames.pin(hint, id, page) {
                 self.note_use(&pin);
                 return Some(pin);
@@ -174,7 +178,7 @@ impl FileCache {
         // It cannot leave the index now, so it can be pinned.
         let pin = frames.pin(frame, id, page)?;
         drop(index);
-        cache.hints.set(id, start, order, frame);
+        cache.hints.set(self.home, start, order, frame);
         self.note_use(&pin);
         cache.counters.index_finds.add(1);
         Some(pin)
@@ -309,7 +313,7 @@ impl FileCache {
         self.orders.fetch_or(1 << order, Ordering::Relaxed);
         index.folios.insert(start, (frame, order));
         drop(index);
-        cache.hints.set(self.inner.id, start, order, frame);
+        cache.hints.set(self.home, start, order, frame);
         cache.counters.folios_made.add(1);
         Some(pin)
     }

@@ -10,7 +10,7 @@ use extant_sync::{Mutex, Rank, threads};
 use crate::arena::Arena;
 use crate::buddy::Buddy;
 use crate::frames::{FrameId, Frames, Pin};
-use crate::hints::Hints;
+use crate::hints::{Hints, Home};
 use crate::states::{State, States};
 
 const PAGE: u64 = 4096;
@@ -65,13 +65,14 @@ impl Memory {
     fn folio(&self, file: u64, page: u64, thread: usize) -> Option<Pin<'_>> {
         let order = order(file);
         let start = page >> order << order;
-        if let Some(pin) = self.frames.pin(self.hints.get(file, start, order), file, page) {
+        if let Some(pin) = self.frames.pin(self.hints.get(Home::of(file), start, order), file, page)
+        {
             self.by_hint.fetch_add(1, Ordering::Relaxed);
             return Some(pin);
         }
         let known = self.index.lock().get(&(file, start)).copied();
         if let Some(pin) = known.and_then(|id| self.frames.pin(id, file, page)) {
-            self.hints.set(file, start, order, pin.id());
+            self.hints.set(Home::of(file), start, order, pin.id());
             return Some(pin);
         }
         let (id, fresh) = self.buddy.alloc(order, thread)?;
@@ -91,7 +92,7 @@ impl Memory {
         let pin = self.frames.publish(id, file, start, order);
         index.insert((file, start), id);
         drop(index);
-        self.hints.set(file, start, order, id);
+        self.hints.set(Home::of(file), start, order, id);
         Some(pin)
     }
 
