@@ -13,7 +13,7 @@ use zeroize::Zeroizing;
 
 use crate::CipherFault;
 use crate::adiantum::Adiantum;
-use crate::derive::{DerivedKey, Place, VECTOR_BYTES, Vectors, inode_key, name_hasher};
+use crate::derive::{DerivedKey, Place, Vectors, inode_key, name_hasher, short};
 use crate::hctr2::Hctr2;
 use crate::key::MasterKey;
 use crate::names::{NAME_BYTES_MIN, NameTooLong, Names, pad};
@@ -98,11 +98,6 @@ impl ContentsCipher {
             }
         }
     }
-}
-
-/// The vector of a mode that has 16 bytes of it.
-pub(crate) fn short(vector: &[u8; VECTOR_BYTES]) -> [u8; 16] {
-    vector.first_chunk().copied().unwrap_or_default()
 }
 
 /// The first bytes of a key, which has as many.

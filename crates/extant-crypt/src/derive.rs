@@ -111,6 +111,11 @@ pub(crate) fn inode_key(
 /// Size of the longest initialization vector, in bytes. Modes with shorter ones take its beginning.
 pub(crate) const VECTOR_BYTES: usize = 32;
 
+/// The vector of a mode that has 16 bytes of it.
+pub(crate) fn short(vector: &[u8; VECTOR_BYTES]) -> [u8; 16] {
+    vector.first_chunk().copied().unwrap_or_default()
+}
+
 /// How positions in an inode become initialization vectors.
 #[derive(Clone, Copy)]
 pub(crate) enum Vectors {

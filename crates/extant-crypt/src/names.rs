@@ -6,8 +6,7 @@ use aes::{Aes128, Aes256};
 use cts::{CbcCs3, Decrypt, Encrypt};
 
 use crate::adiantum::Adiantum;
-use crate::cipher::short;
-use crate::derive::VECTOR_BYTES;
+use crate::derive::{VECTOR_BYTES, short};
 use crate::hctr2::Hctr2;
 
 /// Size of the shortest encrypted name, in bytes.
