@@ -163,6 +163,40 @@ fn one_key_for_all_inodes_is_that_of_linux() {
 }
 
 #[test]
+fn each_wide_mode_has_its_own_cipher_and_key() {
+    let hkdf = hkdf::Hkdf::<sha2::Sha512>::new(None, master().bytes());
+    let key = |info: &[u8]| {
+        let mut key = [0; 32];
+        hkdf.expand(&[b"fscrypt\0", info].concat(), &mut key).unwrap();
+        key
+    };
+    let nonce = [9; 16];
+    let name = b"a name of thirty-two bytes, here".to_vec();
+    let stored = |policy| {
+        let context = Context { policy, nonce };
+        NamesCipher::new(&master(), &context, &PLACE).unwrap().encrypt(&name, 255).unwrap()
+    };
+    let usual = Policy::new(master().identifier());
+    let hctr2 = Policy { names: NamesMode::Aes256Hctr2, ..usual };
+    let adiantum = Policy { contents: ContentsMode::Adiantum, names: NamesMode::Adiantum, ..usual };
+
+    let per_file = key(&[&[2], &nonce[..]].concat());
+    let mut expected = name.clone();
+    Hctr2::new(&per_file).encrypt(&[0; 32], &mut expected);
+    assert_eq!(stored(hctr2), expected);
+    let mut expected = name.clone();
+    Adiantum::new(&per_file).encrypt(&[0; 32], &mut expected);
+    assert_eq!(stored(adiantum), expected);
+
+    let by_number = key(&[&[4, 10], &PLACE.uuid[..]].concat());
+    let mut vector = [0; 32];
+    vector[4..8].copy_from_slice(&PLACE.ino.to_le_bytes());
+    let mut expected = name.clone();
+    Hctr2::new(&by_number).encrypt(&vector, &mut expected);
+    assert_eq!(stored(Policy { iv: IvKind::InoLblk64, ..hctr2 }), expected);
+}
+
+#[test]
 fn no_stored_name_and_no_context_makes_a_cipher_panic() {
     let mut state = 0x1234_5678_9abc_def1_u64;
     let mut random = move || {
