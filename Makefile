@@ -52,7 +52,7 @@ embed: ## a program that embeds the library, from outside of the workspace
 
 test-long: build ## all tests and those that take minutes, and real programs on a mount
 	@scripts/deps cargo e2fsprogs acl attr libcap zstd tar
-	@scripts/deps umoci skopeo docker-registry apache2-utils cryptsetup-bin dosfstools mtools gdisk fdisk qemu-system-x86 busybox-static || true
+	@scripts/deps umoci skopeo docker-registry apache2-utils cryptsetup-bin dosfstools mtools gdisk fdisk qemu-system-x86 busybox-static xfsprogs || true
 	$(CARGO) test --workspace --release --no-fail-fast -- --include-ignored
 	@scripts/deps python3 fuse3 git rsync fio stress-ng postgresql || true
 	EXTANT=$(EXTANT) scripts/real-programs

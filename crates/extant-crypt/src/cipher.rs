@@ -12,7 +12,9 @@ use siphasher::sip::SipHasher24;
 use zeroize::Zeroizing;
 
 use crate::CipherFault;
-use crate::derive::{Place, Vectors, inode_key, name_hasher};
+use crate::adiantum::Adiantum;
+use crate::derive::{DerivedKey, Place, Vectors, inode_key, name_hasher, short};
+use crate::hctr2::Hctr2;
 use crate::key::MasterKey;
 use crate::names::{NAME_BYTES_MIN, NameTooLong, Names, pad};
 use crate::policy::{ContentsMode, Context, NamesMode};
@@ -29,6 +31,7 @@ enum Contents {
     Xts(Box<Xts>),
     /// The cipher of the data, and the one of the vectors.
     CbcEssiv(Box<(Aes128, Aes256)>),
+    Adiantum(Box<Adiantum>),
 }
 
 impl ContentsCipher {
@@ -52,16 +55,15 @@ impl ContentsCipher {
         let mode = match mode {
             ContentsMode::Aes256Xts => Contents::Xts(Box::new(Xts::new(&*derive((64, 32))?))),
             ContentsMode::Aes128CbcEssiv => {
-                let key = derive((16, 16))?;
-                let mut data = Zeroizing::new([0; 16]);
-                data.copy_from_slice(&key[..16]);
+                let data = first(&derive((16, 16))?);
                 let hash = Zeroizing::new(<[u8; 32]>::from(Sha256::digest(*data)));
                 let ciphers = (Aes128::new(&Array(*data)), Aes256::new(&Array(*hash)));
                 Contents::CbcEssiv(Box::new(ciphers))
             }
-            ContentsMode::Sm4Xts | ContentsMode::Adiantum => {
-                return Err(CipherFault::Mode(mode.name()));
+            ContentsMode::Adiantum => {
+                Contents::Adiantum(Box::new(Adiantum::new(&first(&derive((32, 32))?))))
             }
+            ContentsMode::Sm4Xts => return Err(CipherFault::Mode(mode.name())),
         };
         Ok(ContentsCipher { mode, vectors, unit_log2 })
     }
@@ -88,12 +90,21 @@ impl ContentsCipher {
         for (index, bytes) in (offset >> self.unit_log2..).zip(bytes.chunks_exact_mut(unit)) {
             let vector = self.vectors.at(index);
             match &self.mode {
-                Contents::Xts(xts) if encrypts => xts.encrypt(vector, bytes),
-                Contents::Xts(xts) => xts.decrypt(vector, bytes),
-                Contents::CbcEssiv(ciphers) => cbc_essiv(ciphers, vector, bytes, encrypts),
+                Contents::Xts(xts) if encrypts => xts.encrypt(short(&vector), bytes),
+                Contents::Xts(xts) => xts.decrypt(short(&vector), bytes),
+                Contents::CbcEssiv(ciphers) => cbc_essiv(ciphers, short(&vector), bytes, encrypts),
+                Contents::Adiantum(cipher) if encrypts => cipher.encrypt(&vector, bytes),
+                Contents::Adiantum(cipher) => cipher.decrypt(&vector, bytes),
             }
         }
     }
+}
+
+/// The first bytes of a key, which has as many.
+fn first<const LEN: usize>(key: &DerivedKey) -> Zeroizing<[u8; LEN]> {
+    let mut first = Zeroizing::new([0; LEN]);
+    first.copy_from_slice(&key[..LEN]);
+    first
 }
 
 fn cbc_essiv(
@@ -116,6 +127,7 @@ impl fmt::Debug for ContentsCipher {
         let mode = match self.mode {
             Contents::Xts(_) => ContentsMode::Aes256Xts,
             Contents::CbcEssiv(_) => ContentsMode::Aes128CbcEssiv,
+            Contents::Adiantum(_) => ContentsMode::Adiantum,
         };
         write!(f, "ContentsCipher({})", mode.name())
     }
@@ -144,18 +156,14 @@ impl NamesCipher {
         let derive = |len| inode_key(master, context, place, mode as u8, (len, len));
         let names = match mode {
             NamesMode::Aes256Cts => {
-                let mut key = Zeroizing::new([0; 32]);
-                key.copy_from_slice(&derive(32)?[..32]);
-                Names::Aes256(Aes256::new(&Array(*key)))
+                Names::Aes256(Box::new(Aes256::new((&*first(&derive(32)?)).into())))
             }
             NamesMode::Aes128Cts => {
-                let mut key = Zeroizing::new([0; 16]);
-                key.copy_from_slice(&derive(16)?[..16]);
-                Names::Aes128(Aes128::new(&Array(*key)))
+                Names::Aes128(Box::new(Aes128::new((&*first(&derive(16)?)).into())))
             }
-            NamesMode::Sm4Cts | NamesMode::Adiantum | NamesMode::Aes256Hctr2 => {
-                return Err(CipherFault::Mode(mode.name()));
-            }
+            NamesMode::Adiantum => Names::Adiantum(Box::new(Adiantum::new(&first(&derive(32)?)))),
+            NamesMode::Aes256Hctr2 => Names::Hctr2(Box::new(Hctr2::new(&first(&derive(32)?)))),
+            NamesMode::Sm4Cts => return Err(CipherFault::Mode(mode.name())),
         };
         let vectors = Vectors::of(master, context, place);
         let hasher = name_hasher(master, context);
@@ -169,7 +177,7 @@ impl NamesCipher {
     /// [`NameTooLong`].
     pub fn encrypt(&self, name: &[u8], most: usize) -> Result<Vec<u8>, NameTooLong> {
         let mut stored = pad(name, self.padding, most)?;
-        self.names.encrypt(self.vectors.at(0), &mut stored);
+        self.names.encrypt(&self.vectors.at(0), &mut stored);
         Ok(stored)
     }
 
@@ -180,7 +188,7 @@ impl NamesCipher {
             return None;
         }
         let mut name = stored.to_vec();
-        self.names.decrypt(self.vectors.at(0), &mut name);
+        self.names.decrypt(&self.vectors.at(0), &mut name);
         name.truncate(name.iter().position(|byte| *byte == 0).unwrap_or(name.len()));
         Some(name)
     }
@@ -199,6 +207,8 @@ impl fmt::Debug for NamesCipher {
         let mode = match self.names {
             Names::Aes256(_) => NamesMode::Aes256Cts,
             Names::Aes128(_) => NamesMode::Aes128Cts,
+            Names::Adiantum(_) => NamesMode::Adiantum,
+            Names::Hctr2(_) => NamesMode::Aes256Hctr2,
         };
         write!(f, "NamesCipher({})", mode.name())
     }

@@ -10,7 +10,7 @@ use zeroize::Zeroizing;
 
 use crate::CipherFault;
 use crate::key::{KEY_BYTES_MAX, KeySpec, MasterKey};
-use crate::policy::{Context, IvKind};
+use crate::policy::{Context, IvKind, NONCE_BYTES};
 
 /// What is known of an encrypted inode besides its context, for policies that depend on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,6 +31,7 @@ pub struct Place {
 pub(crate) enum Purpose {
     Identifier = 1,
     PerFile = 2,
+    DirectKey = 3,
     InoLblk64 = 4,
     DirHash = 5,
     InoLblk32 = 6,
@@ -76,6 +77,11 @@ pub(crate) fn inode_key(
     if raw.len() < need {
         return Err(CipherFault::ShortKey { have: raw.len(), need });
     }
+    let is_direct = context.policy.iv == IvKind::DirectKey;
+    if is_v1 && is_direct {
+        out.copy_from_slice(&raw[..len]);
+        return Ok(key);
+    }
     if is_v1 {
         // AES-128 with the nonce as its key, block by block.
         out.copy_from_slice(&raw[..len]);
@@ -94,18 +100,27 @@ pub(crate) fn inode_key(
     };
     match context.policy.iv {
         IvKind::PerFile => expand(master, Purpose::PerFile, &[&context.nonce], out),
-        // Contexts have it with Adiantum only.
-        IvKind::DirectKey => return Err(CipherFault::Mode("Adiantum")),
+        // On every file system the same: nonces keep its inodes apart.
+        IvKind::DirectKey => expand(master, Purpose::DirectKey, &[&[mode]], out),
         IvKind::InoLblk64 => per_mode(Purpose::InoLblk64, out)?,
         IvKind::InoLblk32 => per_mode(Purpose::InoLblk32, out)?,
     }
     Ok(key)
 }
 
+/// Size of the longest initialization vector, in bytes. Modes with shorter ones take its beginning.
+pub(crate) const VECTOR_BYTES: usize = 32;
+
+/// The vector of a mode that has 16 bytes of it.
+pub(crate) fn short(vector: &[u8; VECTOR_BYTES]) -> [u8; 16] {
+    vector.first_chunk().copied().unwrap_or_default()
+}
+
 /// How positions in an inode become initialization vectors.
 #[derive(Clone, Copy)]
 pub(crate) enum Vectors {
     Position,
+    PositionAndNonce { nonce: [u8; NONCE_BYTES] },
     InoAbove { ino: u32 },
     InoAdded { hash: u32 },
 }
@@ -113,7 +128,8 @@ pub(crate) enum Vectors {
 impl Vectors {
     pub(crate) fn of(master: &MasterKey, context: &Context, place: &Place) -> Vectors {
         match context.policy.iv {
-            IvKind::PerFile | IvKind::DirectKey => Vectors::Position,
+            IvKind::PerFile => Vectors::Position,
+            IvKind::DirectKey => Vectors::PositionAndNonce { nonce: context.nonce },
             IvKind::InoLblk64 => Vectors::InoAbove { ino: place.ino },
             IvKind::InoLblk32 => {
                 let mut key = Zeroizing::new([0; 16]);
@@ -126,14 +142,17 @@ impl Vectors {
     }
 
     /// Returns the vector of data unit `index`; 0 is also that of a name.
-    pub(crate) fn at(self, index: u64) -> [u8; 16] {
-        let word = match self {
-            Vectors::Position => index,
+    pub(crate) fn at(&self, index: u64) -> [u8; VECTOR_BYTES] {
+        let word = match *self {
+            Vectors::Position | Vectors::PositionAndNonce { .. } => index,
             Vectors::InoAbove { ino } => u64::from(ino) << 32 | index & u64::from(u32::MAX),
             Vectors::InoAdded { hash } => u64::from(hash.wrapping_add(index as u32)),
         };
-        let mut vector = [0; 16];
+        let mut vector = [0; VECTOR_BYTES];
         vector[..8].copy_from_slice(&word.to_le_bytes());
+        if let Vectors::PositionAndNonce { nonce } = self {
+            vector[8..8 + NONCE_BYTES].copy_from_slice(nonce);
+        }
         vector
     }
 }
@@ -182,5 +201,8 @@ mod tests {
         assert_eq!(word(Vectors::Position, 1 << 40), 1 << 40);
         assert_eq!(word(Vectors::InoAbove { ino: 12 }, 7), 12 << 32 | 7);
         assert_eq!(word(Vectors::InoAdded { hash: u32::MAX }, 7), 6);
+        let vector = Vectors::PositionAndNonce { nonce: [9; 16] }.at(0x0102);
+        assert_eq!(vector[..8], [2, 1, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(vector[8..], [[9; 16].as_slice(), &[0; 8]].concat());
     }
 }

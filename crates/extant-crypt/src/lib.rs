@@ -13,6 +13,7 @@
 //! derive   from a master key to the key of one inode
 //! cipher   the cipher of one inode: contents or names
 //! xts      the mode of contents     names   the mode of names
+//! adiantum, hctr2    modes as wide as the data unit or name     nh   a hash of Adiantum
 //! ```
 //!
 //! # Invariants
@@ -20,19 +21,26 @@
 //! - K1. Contexts, names and targets come from an image and may have any value: none makes a
 //!   function panic. A mode or flag that is not known here is refused by its name.
 //! - K2. Keys are wiped from memory when they are dropped, and no `Debug` shows one.
-//! - K3. Primitives are those of RustCrypto; only the mode XTS is put together here.
+//! - K3. Primitives are those of RustCrypto; the modes XTS, Adiantum and HCTR2 are put together here,
+//!   and NH, a sum of products, is written here. Published vectors say whether that is right.
 //!
 //! # Source
 //!
 //! Linux `Documentation/filesystems/fscrypt.rst`; IEEE 1619-2007 for XTS; RFC 5869 for HKDF;
-//! RFC 3962 for ciphertext stealing. The tests of `extant` compare with the kernel.
+//! RFC 3962 for ciphertext stealing; the papers of Adiantum and HCTR2 for these. The tests of `extant`
+//! compare with the kernel.
 #![forbid(unsafe_code)]
 
+mod adiantum;
 mod cipher;
 mod derive;
+mod hctr2;
 mod key;
 mod names;
+mod nh;
 mod policy;
+#[cfg(test)]
+mod vectors;
 mod xts;
 
 pub use cipher::{ContentsCipher, NamesCipher};

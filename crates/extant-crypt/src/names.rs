@@ -1,9 +1,13 @@
-//! Names and link targets: padding, and CBC with ciphertext stealing.
+//! Names and link targets: padding, CBC with ciphertext stealing, and the ciphers that are as wide as the name.
 
 use aes::cipher::consts::U16;
 use aes::cipher::{BlockCipherDecrypt, BlockCipherEncrypt, BlockSizeUser, InnerIvInit};
 use aes::{Aes128, Aes256};
 use cts::{CbcCs3, Decrypt, Encrypt};
+
+use crate::adiantum::Adiantum;
+use crate::derive::{VECTOR_BYTES, short};
+use crate::hctr2::Hctr2;
 
 /// Size of the shortest encrypted name, in bytes.
 pub const NAME_BYTES_MIN: usize = 16;
@@ -20,23 +24,30 @@ pub struct NameTooLong {
 
 /// A key for names.
 pub(crate) enum Names {
-    Aes256(Aes256),
-    Aes128(Aes128),
+    Aes256(Box<Aes256>),
+    Aes128(Box<Aes128>),
+    Adiantum(Box<Adiantum>),
+    Hctr2(Box<Hctr2>),
 }
 
 impl Names {
-    pub(crate) fn encrypt(&self, vector: [u8; 16], name: &mut [u8]) {
+    /// Encrypts a name of at least [`NAME_BYTES_MIN`] bytes.
+    pub(crate) fn encrypt(&self, vector: &[u8; VECTOR_BYTES], name: &mut [u8]) {
         match self {
-            Names::Aes256(cipher) => encrypt(cipher, vector, name),
-            Names::Aes128(cipher) => encrypt(cipher, vector, name),
+            Names::Aes256(cipher) => encrypt(&**cipher, short(vector), name),
+            Names::Aes128(cipher) => encrypt(&**cipher, short(vector), name),
+            Names::Adiantum(cipher) => cipher.encrypt(vector, name),
+            Names::Hctr2(cipher) => cipher.encrypt(vector, name),
         }
     }
 
     /// Decrypts a name of at least [`NAME_BYTES_MIN`] bytes.
-    pub(crate) fn decrypt(&self, vector: [u8; 16], name: &mut [u8]) {
+    pub(crate) fn decrypt(&self, vector: &[u8; VECTOR_BYTES], name: &mut [u8]) {
         match self {
-            Names::Aes256(cipher) => decrypt(cipher, vector, name),
-            Names::Aes128(cipher) => decrypt(cipher, vector, name),
+            Names::Aes256(cipher) => decrypt(&**cipher, short(vector), name),
+            Names::Aes128(cipher) => decrypt(&**cipher, short(vector), name),
+            Names::Adiantum(cipher) => cipher.decrypt(vector, name),
+            Names::Hctr2(cipher) => cipher.decrypt(vector, name),
         }
     }
 }
@@ -88,7 +99,7 @@ mod tests {
 
     #[test]
     fn vectors_of_rfc_3962() {
-        let names = Names::Aes128(Aes128::new(&Array(*b"chicken teriyaki")));
+        let names = Names::Aes128(Box::new(Aes128::new(&Array(*b"chicken teriyaki"))));
         let text = b"I would like the General Gau's Chicken, please, and wonton soup.";
         let known = [
             (17, "c6353568f2bf8cb4d8a580362da7ff7f97"),
@@ -97,10 +108,10 @@ mod tests {
         ];
         for (len, cipher) in known {
             let mut name = text[..len].to_vec();
-            names.encrypt([0; 16], &mut name);
+            names.encrypt(&[0; 32], &mut name);
             let shown: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
             assert_eq!(shown, cipher, "{len}");
-            names.decrypt([0; 16], &mut name);
+            names.decrypt(&[0; 32], &mut name);
             assert_eq!(name, text[..len], "{len}");
         }
     }
@@ -112,13 +123,14 @@ mod tests {
             0x2b, 0x7e, 0x15, 0x16, 0x28, 0xae, 0xd2, 0xa6, 0xab, 0xf7, 0x15, 0x88, 0x09, 0xcf,
             0x4f, 0x3c,
         ];
-        let names = Names::Aes128(Aes128::new(&Array(key)));
+        let names = Names::Aes128(Box::new(Aes128::new(&Array(key))));
         let plain = 0x6bc1_bee2_2e40_9f96_e93d_7e11_7393_172a_u128.to_be_bytes();
+        // What is behind the first 16 bytes is of no account.
         let vector = std::array::from_fn(|n| n as u8);
         let mut block = plain;
-        names.encrypt(vector, &mut block);
+        names.encrypt(&vector, &mut block);
         assert_eq!(u128::from_be_bytes(block), 0x7649_abac_8119_b246_cee9_8e9b_12e9_197d);
-        names.decrypt(vector, &mut block);
+        names.decrypt(&vector, &mut block);
         assert_eq!(block, plain);
     }
 

@@ -29,7 +29,7 @@ pub enum ContentsMode {
     Aes128CbcEssiv = 5,
     /// SM4-XTS; not supported.
     Sm4Xts = 7,
-    /// Adiantum; not supported.
+    /// Adiantum, with XChaCha12 and AES-256.
     Adiantum = 9,
 }
 
@@ -43,9 +43,9 @@ pub enum NamesMode {
     Aes128Cts = 6,
     /// SM4-CBC with ciphertext stealing; not supported.
     Sm4Cts = 8,
-    /// Adiantum; not supported.
+    /// Adiantum, with XChaCha12 and AES-256.
     Adiantum = 9,
-    /// AES-256-HCTR2; not supported.
+    /// AES-256-HCTR2.
     Aes256Hctr2 = 10,
 }
 
@@ -93,7 +93,7 @@ impl NamesMode {
 pub enum IvKind {
     /// A key for each inode, from its nonce; vectors from the position.
     PerFile,
-    /// One key for each mode; vectors from nonce and position.
+    /// One key for each mode; vectors from nonce and position, 24 bytes: with Adiantum only.
     DirectKey,
     /// One key for each mode and file system; vectors from inode number and position, 64 bits.
     InoLblk64,
@@ -133,16 +133,26 @@ impl Policy {
 
     /// Returns whether new inodes may get this policy: everything in it can be encoded and used.
     pub fn is_supported(&self) -> bool {
-        let modes = matches!(
-            (self.contents, self.names),
-            (ContentsMode::Aes256Xts, NamesMode::Aes256Cts)
-                | (ContentsMode::Aes128CbcEssiv, NamesMode::Aes128Cts)
-        );
         let is_v1 = matches!(self.key, KeySpec::Descriptor(_));
+        let modes = match (self.contents, self.names) {
+            (ContentsMode::Aes256Xts, NamesMode::Aes256Cts)
+            | (ContentsMode::Aes128CbcEssiv, NamesMode::Aes128Cts)
+            | (ContentsMode::Adiantum, NamesMode::Adiantum) => true,
+            (ContentsMode::Aes256Xts, NamesMode::Aes256Hctr2) => !is_v1,
+            _ => false,
+        };
+        let iv = match self.iv {
+            IvKind::PerFile => true,
+            IvKind::DirectKey => self.contents == ContentsMode::Adiantum,
+            // Linux takes them for what processors do beside memory, which is this mode.
+            IvKind::InoLblk64 | IvKind::InoLblk32 => {
+                !is_v1 && self.contents == ContentsMode::Aes256Xts
+            }
+        };
         modes
-            && self.iv != IvKind::DirectKey
+            && iv
             && matches!(self.padding, 4 | 8 | 16 | 32)
-            && !(is_v1 && (self.iv != IvKind::PerFile || self.data_unit_log2.is_some()))
+            && !(is_v1 && self.data_unit_log2.is_some())
             && self.data_unit_log2.is_none_or(|log2| (9..=16).contains(&log2))
     }
 
@@ -381,13 +391,10 @@ mod tests {
     #[test]
     fn modes_and_flags_are_refused_by_their_kind() {
         let mut stored = context(KeySpec::Identifier([3; 16])).encode();
-        stored[2] = 10;
-        let hctr2 = Context::decode(&stored).unwrap();
-        assert_eq!(
-            (hctr2.policy.names.name(), hctr2.policy.is_supported()),
-            ("AES-256-HCTR2", false)
-        );
-        stored[2] = 6;
+        stored[1..3].copy_from_slice(&[7, 8]);
+        let sm4 = Context::decode(&stored).unwrap();
+        assert_eq!((sm4.policy.contents.name(), sm4.policy.is_supported()), ("SM4-XTS", false));
+        stored[1..3].copy_from_slice(&[1, 6]);
         assert_eq!(Context::decode(&stored), Err(ContextFault::Modes { contents: 1, names: 6 }));
         stored[2] = 4;
         for flags in [0x04, 0x18, 0x20, 0x80] {
@@ -400,5 +407,61 @@ mod tests {
         stored[4] = 0;
         stored[6] = 1;
         assert_eq!(Context::decode(&stored), Err(ContextFault::Reserved));
+    }
+
+    /// What Linux 6.1 takes for new directories, by the table of its documentation.
+    fn linux_takes(version: u8, contents: u8, names: u8, flags: u8) -> bool {
+        let modes: &[(u8, u8)] = match version {
+            1 => &[(1, 4), (5, 6), (9, 9)],
+            _ => &[(1, 4), (5, 6), (9, 9), (1, 10)],
+        };
+        let iv = match flags & !FLAG_PADDING {
+            0 => true,
+            FLAG_DIRECT_KEY => (contents, names) == (9, 9),
+            FLAG_IV_INO_LBLK_64 | FLAG_IV_INO_LBLK_32 => version == 2 && contents == 1,
+            _ => false,
+        };
+        modes.contains(&(contents, names)) && iv
+    }
+
+    #[test]
+    fn every_policy_is_taken_or_refused_as_linux_does() {
+        let mut taken = 0;
+        for (version, key) in [(1, KeySpec::Descriptor([5; 8])), (2, KeySpec::Identifier([3; 16]))]
+        {
+            for (contents, names) in (0..12).flat_map(|one| (0..12).map(move |other| (one, other)))
+            {
+                for flags in 0..=255 {
+                    let mut stored = context(key).encode();
+                    stored[1..4].copy_from_slice(&[contents, names, flags]);
+                    let is_taken =
+                        Context::decode(&stored).is_ok_and(|context| context.policy.is_supported());
+                    let what = (version, contents, names, flags);
+                    assert_eq!(is_taken, linux_takes(version, contents, names, flags), "{what:?}");
+                    taken += u32::from(is_taken);
+                }
+            }
+        }
+        // Four paddings of: 3 and 1 of version 1; 4, 1, and two by two of version 2.
+        assert_eq!(taken, 4 * (3 + 1 + 4 + 1 + 2 * 2));
+    }
+
+    #[test]
+    fn policies_that_no_context_has_are_not_new_either() {
+        let policy = Policy::new(KeySpec::Identifier([3; 16]));
+        let adiantum =
+            Policy { contents: ContentsMode::Adiantum, names: NamesMode::Adiantum, ..policy };
+        assert!(adiantum.is_supported());
+        for wrong in [
+            Policy { iv: IvKind::DirectKey, ..policy },
+            Policy { iv: IvKind::InoLblk64, ..adiantum },
+            Policy { names: NamesMode::Aes256Hctr2, ..adiantum },
+            Policy { names: NamesMode::Aes256Hctr2, key: KeySpec::Descriptor([5; 8]), ..policy },
+            Policy { contents: ContentsMode::Adiantum, ..policy },
+            Policy { padding: 5, ..adiantum },
+            Policy { data_unit_log2: Some(8), ..adiantum },
+        ] {
+            assert!(!wrong.is_supported(), "{wrong:?}");
+        }
     }
 }

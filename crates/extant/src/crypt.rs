@@ -250,8 +250,7 @@ impl View<'_> {
         };
         made.map_err(|fault| {
             let what = match fault {
-                CipherFault::Mode("Adiantum") => "encryption with Adiantum",
-                CipherFault::Mode("AES-256-HCTR2") => "encryption with AES-256-HCTR2",
+                // The one family that is known by name and not there.
                 CipherFault::Mode(_) => "encryption with SM4",
                 CipherFault::ShortKey { .. } => "encryption with a key that is too short",
                 CipherFault::NeedsStableInodes => {

@@ -405,6 +405,29 @@ fn directories_are_encrypted_by_command() {
     place.run(&args).succeeds();
     let shown = place.run(&["stat", "a.img:/old"]).succeeds().out();
     assert!(shown.contains("AES-128-CBC-ESSIV") && shown.contains("key 00112233aabbccdd"));
+    for (dir, words, shown) in [
+        (
+            "hctr2",
+            &["--modes", "hctr2"][..],
+            "AES-256-XTS, AES-256-HCTR2, names padded to 32, key ",
+        ),
+        ("adiantum", &["--modes", "adiantum"], "Adiantum, Adiantum, names padded to 32, key "),
+        (
+            "direct",
+            &["--modes", "adiantum", "--vectors", "direct-key", "--padding", "16"],
+            "Adiantum, Adiantum, names padded to 16, direct-key, key ",
+        ),
+    ] {
+        let (target, new) = (format!("a.img:/{dir}"), format!("a.img:/{dir}/answer"));
+        place.run(&["mkdir", &target]).succeeds();
+        place.run(&[&["encrypt", "--key-file", "key"], words, &[&target]].concat()).succeeds();
+        let said = place.run(&["stat", &target]).succeeds().out();
+        assert!(said.contains(shown), "{said}");
+        place.run(&["cp", "--key-file", "key", "new", &new]).succeeds();
+        let read = place.run(&["cat", "--key-file", "key", &new]).succeeds();
+        assert_eq!(read.out(), "an answer\n");
+        place.run(&["cat", &new]).ends_with(9);
+    }
     let refused = |args: &[&str], code: i32, words: &[&str]| {
         place.run(&[&["encrypt"], args].concat()).ends_with(code).complains(words);
     };
@@ -412,6 +435,17 @@ fn directories_are_encrypted_by_command() {
     refused(&["--key-file", "key", "--key-file", "other", "a.img:/full"], 2, &["once"]);
     refused(&["--key-file", "other", "a.img:/home"], 5, &["/home"]);
     place.run(&["encrypt", "--padding", "5", "--key-file", "key", "a.img:/old"]).ends_with(2);
+    for (key, words, why) in [
+        ("key", &["--vectors", "direct-key"][..], "--modes aes256: its vectors are too short"),
+        ("key", &["--modes", "hctr2", "--vectors", "direct-key"], "--modes hctr2"),
+        ("key", &["--modes", "adiantum", "--vectors", "ino-lblk64"], "does not go with"),
+        ("key", &["--modes", "aes128", "--vectors", "ino-lblk32"], "does not go with"),
+        (named, &["--modes", "hctr2"], "not for policies of version 1"),
+        (named, &["--vectors", "ino-lblk64"], "not for policies of version 1"),
+    ] {
+        let args = [&["--key-file", key], words, &["a.img:/full/sub"]].concat();
+        refused(&args, 2, &[why]);
+    }
     let done = place.run(&["encrypt", "--key-file", "key", "a.img:/full"]);
     assert_ne!(done.output.status.code(), Some(0), "it is not empty");
     place.run(&["check", "a.img"]).succeeds();

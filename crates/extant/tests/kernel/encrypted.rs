@@ -77,11 +77,11 @@ const CASES: [Case; 5] = [
     },
 ];
 
-fn raw_key() -> Vec<u8> {
+pub(crate) fn raw_key() -> Vec<u8> {
     (0..64).map(|n| (n * 5 + 1) as u8).collect()
 }
 
-fn key() -> MasterKey {
+pub(crate) fn key() -> MasterKey {
     MasterKey::new(&raw_key()).unwrap()
 }
 
@@ -137,7 +137,7 @@ impl Made {
     }
 }
 
-fn require_clean(image: &Path) {
+pub(crate) fn require_clean(image: &Path) {
     let device = image::load(image);
     let report = extant_check::check(&device, &extant_check::CheckOptions::default()).unwrap();
     assert!(report.is_clean(), "{:#?}", report.problems);
@@ -147,7 +147,7 @@ fn require_clean(image: &Path) {
 }
 
 /// What a tree has, by path: `d` for a directory, `l` and a target, `f`, size, and contents.
-type Tree = BTreeMap<String, Vec<u8>>;
+pub(crate) type Tree = BTreeMap<String, Vec<u8>>;
 
 fn host_tree(root: &Path) -> Tree {
     fn walk(dir: &Path, prefix: &str, tree: &mut Tree) {
@@ -174,7 +174,7 @@ fn host_tree(root: &Path) -> Tree {
     tree
 }
 
-fn extant_tree(fs: &Fs, root: &str) -> Tree {
+pub(crate) fn extant_tree(fs: &Fs, root: &str) -> Tree {
     fn walk(dir: &Inode, prefix: &str, tree: &mut Tree) {
         for entry in dir.read_dir().unwrap() {
             let entry = entry.unwrap();
@@ -202,7 +202,7 @@ fn extant_tree(fs: &Fs, root: &str) -> Tree {
 }
 
 #[track_caller]
-fn assert_same(ours: &Tree, theirs: &Tree, what: &str) {
+pub(crate) fn assert_same(ours: &Tree, theirs: &Tree, what: &str) {
     let show =
         |bytes: &Vec<u8>| String::from_utf8_lossy(&bytes[..bytes.len().min(60)]).into_owned();
     for (name, bytes) in theirs {
@@ -219,7 +219,7 @@ fn assert_same(ours: &Tree, theirs: &Tree, what: &str) {
     assert_eq!(ours.len(), theirs.len(), "{what}");
 }
 
-fn pattern(seed: usize, len: usize) -> Vec<u8> {
+pub(crate) fn pattern(seed: usize, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at / 7 + at * 13 + seed * 31) as u8).collect()
 }
 
@@ -366,7 +366,7 @@ fn what_is_written_to_files_the_kernel_reads_with_the_key() {
 }
 
 /// Fills a directory by extant with what [`fill`] makes, and changes names.
-fn fill_by_extant(fs: &Fs, dir: &Inode) {
+pub(crate) fn fill_by_extant(fs: &Fs, dir: &Inode) {
     let new = NewInode::root(0o644);
     for (seed, size) in SIZES.into_iter().enumerate() {
         let file = dir.create(format!("file of {size}"), &new).unwrap();
@@ -476,7 +476,7 @@ fn what_extant_makes_the_kernel_reads_changes_and_removes() {
 }
 
 /// The errno of an operation, 0 for none.
-fn errno<T>(done: Result<T, FsError>) -> i32 {
+pub(crate) fn errno<T>(done: Result<T, FsError>) -> i32 {
     done.map_or_else(|error| error.errno(), |_| 0)
 }
 
@@ -592,11 +592,22 @@ fn no_context_makes_a_mount_panic() {
         std::os::unix::fs::symlink("target", dir.join("link")).unwrap();
     }
     let device = Arc::new(image::load(&made.image()));
+    let (refused, read) = with_changed_contexts(&device, &key().identifier(), || made.options());
+    assert!(refused > 500 && read > 500, "{refused} {read}");
+}
+
+/// Changes bytes of the contexts of `/d`, `/d/file` and `/d/link` to others, one at a time, and reads the three each
+/// time. Returns how often that was refused, and how often not.
+pub(crate) fn with_changed_contexts(
+    device: &Arc<extant_block::MemoryDevice>,
+    key: &KeySpec,
+    options: impl Fn() -> MountOptions,
+) -> (u32, u32) {
     let mut bytes = vec![0; 8 << 20];
     device.read_at(0, &mut bytes).unwrap();
-    let KeySpec::Identifier(name) = key().identifier() else { panic!() };
+    let KeySpec::Identifier(name) = key else { panic!() };
     let places: Vec<usize> =
-        (8..bytes.len()).filter(|at| bytes[*at..].starts_with(&name)).map(|at| at - 8).collect();
+        (8..bytes.len()).filter(|at| bytes[*at..].starts_with(name)).map(|at| at - 8).collect();
     assert!(places.len() >= 3, "contexts of a directory, a file and a link: {places:?}");
     let (mut refused, mut read) = (0, 0);
     for place in places {
@@ -605,7 +616,7 @@ fn no_context_makes_a_mount_panic() {
                 let old = bytes[place + at];
                 device.write_at((place + at) as u64, &[byte]).unwrap();
                 for writable in [false, true] {
-                    let options = made.options().read_only(!writable).verify_checksums(writable);
+                    let options = options().read_only(!writable).verify_checksums(writable);
                     let Ok(fs) = options.background(false).open_shared(device.clone()) else {
                         continue;
                     };
@@ -626,22 +637,25 @@ fn no_context_makes_a_mount_panic() {
             }
         }
     }
-    assert!(refused > 500 && read > 500, "{refused} {read}");
+    (refused, read)
 }
 
 /// An image with features, in memory, and nothing of the kernel.
-fn unmounted(features: &str) -> Result<Arc<extant_block::MemoryDevice>, String> {
+pub(crate) fn unmounted(
+    features: &str,
+    block: &str,
+) -> Result<Arc<extant_block::MemoryDevice>, String> {
     let dir = tempdir().map_err(|error| error.to_string())?;
     let path = dir.path().join("image");
-    mke2fs(&path, "48M", &["-t", "ext4", "-b", "1024", "-O", features])?;
+    mke2fs(&path, "48M", &["-t", "ext4", "-b", block, "-O", features])?;
     Ok(Arc::new(image::load(&path)))
 }
 
-fn open_shared(device: &Arc<extant_block::MemoryDevice>, options: MountOptions) -> Fs {
+pub(crate) fn open_shared(device: &Arc<extant_block::MemoryDevice>, options: MountOptions) -> Fs {
     options.read_only(false).background(false).open_shared(device.clone()).unwrap()
 }
 
-fn assert_device_clean(device: &extant_block::MemoryDevice) {
+pub(crate) fn assert_device_clean(device: &extant_block::MemoryDevice) {
     let dir = tempdir().unwrap();
     let path = dir.path().join("image");
     image::save(device, &path);
@@ -651,7 +665,7 @@ fn assert_device_clean(device: &extant_block::MemoryDevice) {
 #[test]
 fn what_is_in_use_when_its_key_goes_goes_on_and_nothing_is_lost() {
     use extant::KeyStatus;
-    let device = require!(unmounted("encrypt"));
+    let device = require!(unmounted("encrypt", "1024"));
     let fs = open_shared(&device, MountOptions::new());
     let name = fs.add_key(key()).unwrap();
     assert_eq!(fs.add_key(key()).unwrap(), name, "a key may be added twice");
@@ -706,14 +720,18 @@ fn what_is_in_use_when_its_key_goes_goes_on_and_nothing_is_lost() {
 
 #[test]
 fn directories_may_be_encrypted_and_ignore_case() {
-    for (features, folds_first) in
-        [("encrypt,casefold", true), ("encrypt,casefold,inline_data", false)]
-    {
-        let device = require!(unmounted(features));
+    let usual = extant::EncryptionPolicy::new(key().identifier());
+    let hctr2 = extant::EncryptionPolicy { names: extant::NamesMode::Aes256Hctr2, ..usual };
+    for (features, folds_first, policy) in [
+        ("encrypt,casefold", true, usual),
+        ("encrypt,casefold,inline_data", false, usual),
+        ("encrypt,casefold", false, hctr2),
+        ("encrypt,casefold", true, super::wide::adiantum(usual.key, extant::IvKind::DirectKey)),
+    ] {
+        let device = require!(unmounted(features, "1024"));
         let fs = open_shared(&device, MountOptions::new().key(key()));
         let new = NewInode::root(0o644);
         let dir = fs.root().unwrap().mkdir("d", &NewInode::root(0o755)).unwrap();
-        let policy = extant::EncryptionPolicy::new(key().identifier());
         let fold = || {
             let flags = dir.metadata().flags | extant::InodeFlags::CASEFOLD;
             dir.set_attributes(&extant::SetAttributes::new().flags(flags))

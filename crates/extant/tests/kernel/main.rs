@@ -20,3 +20,4 @@ mod probe;
 mod sealed;
 mod sealing;
 mod two_mounts;
+mod wide;
