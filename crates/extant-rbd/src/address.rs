@@ -102,6 +102,11 @@ impl Address {
                     ));
                 }
             };
+            // So none begins like a path behind the address.
+            let is_word = |letter: char| letter.is_ascii_alphanumeric() || "_-.".contains(letter);
+            if !key.chars().all(is_word) {
+                return Err(wrong("the name of an option is of letters, digits, _, - and ."));
+            }
             if seen.contains(&key) {
                 return Err(wrong(&format!("the option {key} is there twice")));
             }
@@ -136,7 +141,7 @@ impl Address {
         let named = named.into_iter().filter_map(|(key, value)| Some((key, value.as_deref()?)));
         let others = self.options.iter().map(|(key, value)| (key.as_str(), value.as_str()));
         for (key, value) in named.chain(others).filter(|(key, _)| !SECRETS.contains(key)) {
-            let _ = write!(text, ":{}={}", escaped(key, "="), escaped(value, ""));
+            let _ = write!(text, ":{}={}", key, escaped(value, ""));
         }
         text
     }
@@ -196,6 +201,8 @@ fn escaped(text: &str, more: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use extant_base::Prng;
+
     use super::*;
 
     #[test]
@@ -236,6 +243,8 @@ mod tests {
             "rbd:p/i:x",
             "rbd:p/i:=x",
             "rbd:p/i:id=a:id=b",
+            "rbd:p/i:/a=b",
+            "rbd:p/i:\\=a=b",
             "rbd:p/i\\",
             "rbd:p/i:a=b\\",
             "nbd://a",
@@ -244,6 +253,28 @@ mod tests {
             assert!(Address::parse(wrong).is_err(), "{wrong}");
         }
         assert!(Address::parse(&format!("rbd:p/{}", "i".repeat(4096))).is_err());
+    }
+
+    #[test]
+    fn whatever_is_read_is_shown_as_the_same_and_the_rest_is_refused() {
+        let mut random = Prng::new(7);
+        let letters = ["\\", ":", "@", "/", "=", "a", "b", "key", "id", "\u{e4}", "rbd:", " "];
+        let mut good = 0;
+        for _ in 0..200_000 {
+            let count = random.below(14);
+            let pick = |_| letters[random.below(letters.len() as u64) as usize];
+            let text = format!("rbd:a/{}", (0..count).map(pick).collect::<String>());
+            let Ok(address) = Address::parse(&text) else { continue };
+            let again = Address::parse(&address.to_string()).unwrap();
+            let without = |address: &Address| {
+                let mut address = address.clone();
+                address.options.retain(|(key, _)| key != "key");
+                address
+            };
+            assert_eq!(without(&address), again, "{text}");
+            good += 1;
+        }
+        assert!(good > 1000, "{good}");
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! request until its callback (R1).
 #![expect(unsafe_code, reason = "registered in docs/unsafe.md")]
 
+#[cfg(not(target_feature = "crt-static"))]
 use std::error::Error as _;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::ManuallyDrop;

@@ -176,6 +176,9 @@ impl Shared {
     }
 
     fn lose(&self, lost: Lost) -> DeviceFault {
+        if lost == Lost::Unanswered && sabotage("rbd.shared.unanswered-forgotten") {
+            return DeviceFault::Io(lost.error());
+        }
         let mut first = self.lost.lock();
         // Out of the cluster is out for good; of the others the first counts.
         if first.is_none() || lost == Lost::Blocklisted {

@@ -49,7 +49,7 @@ pub(crate) fn open(file: &Path, write: bool) -> Result<Elsewhere, SourceError> {
 /// Says that this command cannot.
 #[cfg(not(feature = "rbd"))]
 pub(crate) fn open(file: &Path, _: bool) -> Result<Elsewhere, SourceError> {
-    let name = crate::text::escape(file.as_os_str().as_bytes());
+    let name = crate::text::escape(file.as_os_str().as_encoded_bytes());
     let message = format!("{name}: this command was built without Ceph (feature rbd)");
     Err(SourceError::Other(Failure::new(Exit::Unsupported, message)))
 }
