@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use extant_base::Prng;
@@ -75,6 +75,27 @@ fn every_command_opens_an_image_where_it_lies() {
         .ends_with(7)
         .complains(&["a snapshot is only read"])
         .hints("--overlay");
+}
+
+#[test]
+fn what_the_environment_says_counts_as_for_other_programs_of_ceph() {
+    let here = require!(Beside::new());
+    let conf = here.place.path("c.conf");
+    fs::write(&conf, format!("[global]\nfake_dir = {}\n", here.cluster.dir().display())).unwrap();
+    let run = |address: &str, env: &[(&str, &str)]| {
+        let mut command = here.command(&["ls", address]);
+        let output = command.envs(env.iter().copied()).output().unwrap();
+        Ran { args: format!("ls {address}, {env:?}"), output }
+    };
+    let by_env = [("CEPH_CONF", conf.to_str().unwrap())];
+    run("rbd:pool/image", &by_env).succeeds();
+    run("rbd:pool/image:conf=c.conf", &[]).succeeds();
+    run("rbd:pool/image:conf=c.conf:/dir", &[]).succeeds();
+    run("rbd:pool/image:conf=none", &by_env).ends_with(2).complains(&["configuration none"]);
+    // It counts over the file, and the address over both.
+    let args = [by_env[0], ("CEPH_ARGS", "--fake_connect=13")];
+    run("rbd:pool/image", &args).ends_with(8).complains(&["ermission denied"]);
+    run("rbd:pool/image:fake_connect=110", &args).ends_with(8).complains(&["timed out"]);
 }
 
 #[test]
@@ -357,6 +378,17 @@ fn in_a_real_cluster_everything_is_as_over_the_stand_ins() {
     place.run(&["overlay", "commit", "o.qcow2", "--over", &address]).succeeds();
     place.run(&["cat", &at("/file")]).ends_with(9);
     node.clean("image", place.0.path());
+    // A client that would hand the lock over if it were asked is not, and goes on.
+    node.ceph(&["rbd", "create", "-s", "64M", "rbd/busy"]);
+    let words = ["--io-type", "write", "--io-size", "4K", "--io-total", "64M"];
+    let mut busy = Command::new("timeout");
+    busy.args(["60", "rbd", "bench"]).args(words).arg("rbd/busy").env("CEPH_CONF", node.conf());
+    let mut busy = busy.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    until("it has the lock", || node.ceph(&["rbd", "lock", "ls", "rbd/busy"]).contains("client."));
+    let refused = place.run(&["rm", &format!("{}:/x", node.address("busy"))]);
+    refused.ends_with(7).complains(&["is in use: client."]);
+    assert!(busy.try_wait().unwrap().is_none(), "it was done before: this shows nothing");
+    assert!(busy.wait().unwrap().success());
     // Another size.
     let device = RbdDevice::open(&Address::parse(&address).unwrap(), false, &Settings::default());
     let device = device.unwrap();
