@@ -26,8 +26,8 @@ pub(crate) const EXCLUSIVE_LOCK: u64 = 1 << 2;
 const LOCK_MODE_EXCLUSIVE: c_int = 0;
 /// Linux's `ERANGE`: memory for an answer was too small.
 const ERANGE: i32 = 34;
-/// Most memory for an answer, in bytes.
-const ANSWER_MAX: usize = 1 << 20;
+/// Most memory for a part of an answer, in bytes.
+const ANSWER_MAX: usize = 256 << 10;
 /// Most clients that are listed.
 const WATCHERS_MAX: usize = 1 << 16;
 /// Linux's `EIO`, for what is no errno.
@@ -464,7 +464,7 @@ impl Image {
                     places_len,
                 )
             };
-            if count < 0 && errno(count as i64) == ERANGE && room < ANSWER_MAX {
+            if count < 0 && errno(count as i64) == ERANGE && room * 8 <= ANSWER_MAX {
                 room *= 8;
                 continue;
             }
