@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 CARGO ?= cargo
 PREFIX ?= /usr/local
-# How the command is built: WITH=--no-default-features leaves out https, and registries on other hosts with it.
+# How the command is built: WITH=--no-default-features leaves out https, and with it registries on other hosts, and Ceph.
 WITH ?=
 DESTDIR ?=
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -52,7 +52,8 @@ embed: ## a program that embeds the library, from outside of the workspace
 
 test-long: build ## all tests and those that take minutes, and real programs on a mount
 	@scripts/deps cargo e2fsprogs acl attr libcap zstd tar
-	@scripts/deps umoci skopeo docker-registry apache2-utils cryptsetup-bin dosfstools mtools gdisk fdisk qemu-system-x86 busybox-static xfsprogs || true
+	@scripts/deps umoci skopeo docker-registry apache2-utils cryptsetup-bin dosfstools mtools gdisk fdisk qemu-system-x86 busybox-static xfsprogs \
+	  ceph-mon ceph-osd ceph-mgr ceph-common fio || true
 	$(CARGO) test --workspace --release --no-fail-fast -- --include-ignored
 	@scripts/deps python3 fuse3 git rsync fio stress-ng postgresql || true
 	EXTANT=$(EXTANT) scripts/real-programs

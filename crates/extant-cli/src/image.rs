@@ -15,6 +15,7 @@ use crate::foreign;
 use crate::keys::KeyArgs;
 use crate::mount_table;
 use crate::output::{complain, report, report_one};
+use crate::place::is_address;
 pub(crate) use crate::place::{split, split_place};
 use crate::size::parse_bytes;
 use crate::source::{SourceArgs, SourceError};
@@ -202,6 +203,11 @@ pub(crate) fn mount_failure(
         false => escape(device.describe().as_bytes()),
     };
     let instead = |message: String| Failure { message, ..Failure::new(Exit::Image, "") }.on(name);
+    // Other programs, and mkfs, do not know addresses.
+    let is_file = at_start && !is_address(Path::new(name));
+    if device.size_bytes() == 0 && !is_file {
+        return instead(format!("{place}: this is empty"));
+    }
     if device.size_bytes() == 0 {
         return instead(format!("{place}: this is an empty file"))
             .hint(format!("extant mkfs {name} SIZE makes a file system there"));
@@ -232,7 +238,7 @@ pub(crate) fn mount_failure(
             let message = format!("{place}: {}", failure.message.trim_start_matches(&place));
             let message = message.replace(": : ", ": ");
             let failure = Failure { message, ..failure };
-            match (start.iter().all(|byte| *byte == 0), at_start) {
+            match (start.iter().all(|byte| *byte == 0), is_file) {
                 (true, true) => failure.hint(format!(
                     "it begins with zeros: extant mkfs {name} makes a file system there"
                 )),

@@ -22,7 +22,9 @@ pub(crate) fn split_target(target: &OsStr, exists: impl Fn(&Path) -> bool) -> (P
 }
 
 /// What addresses begin with.
-const SCHEMES: [&[u8]; 5] = [b"nbd://", b"nbd+unix://", b"http://", b"https://", b"s3://"];
+const SCHEMES: [&[u8]; 6] = [b"nbd://", b"nbd+unix://", b"http://", b"https://", b"s3://", RBD];
+/// What addresses of images in a Ceph cluster begin with.
+const RBD: &[u8] = b"rbd:";
 
 /// Returns whether a name is the address of an image elsewhere, and no file.
 pub(crate) fn is_address(name: &Path) -> bool {
@@ -41,12 +43,31 @@ pub(crate) fn is_object(name: &Path) -> bool {
     name.as_os_str().as_bytes().starts_with(b"s3://")
 }
 
-/// Splits an address and the path behind it: at the first `:/` after the `://`.
+/// Returns whether a name is the address of an image in a Ceph cluster.
+pub(crate) fn is_rbd(name: &Path) -> bool {
+    name.as_os_str().as_bytes().starts_with(RBD)
+}
+
+/// Returns whether what is at an address is reached over connections that are made at any time, and so not from a
+/// sandbox.
+pub(crate) fn needs_connections(name: &Path) -> bool {
+    is_web_address(name) || is_rbd(name)
+}
+
+/// Splits an address and the path behind it: at the first `:/` after the scheme. In an address of a cluster, a backslash
+/// takes the meaning from the character behind it, and no option begins with a slash.
 fn split_address(target: &OsStr) -> Option<(PathBuf, Vec<u8>)> {
     let bytes = target.as_bytes();
     let scheme = SCHEMES.iter().find(|scheme| bytes.starts_with(scheme))?;
     let rest = bytes.get(scheme.len()..)?;
-    Some(match rest.windows(2).position(|pair| pair == b":/") {
+    let has_backslashes = *scheme == RBD;
+    let mut is_plain = true;
+    let found = rest.windows(2).position(|pair| {
+        let is_end = is_plain && pair == b":/";
+        is_plain = !(has_backslashes && is_plain && pair[0] == b'\\');
+        is_end
+    });
+    Some(match found {
         None => (PathBuf::from(target), b"/".to_vec()),
         Some(at) => {
             let (address, path) = bytes.split_at(scheme.len() + at);
@@ -95,6 +116,11 @@ mod tests {
             pair("nbd+unix:///x?socket=/s", "/e:/f")
         );
         assert_eq!(split("http://a:81/b.img:/etc"), pair("http://a:81/b.img", "/etc"));
+        assert_eq!(split("rbd:p/i"), pair("rbd:p/i", "/"));
+        assert_eq!(split("rbd:p/n/i@s:/etc:/x"), pair("rbd:p/n/i@s", "/etc:/x"));
+        assert_eq!(split("rbd:p/i:conf=/etc/c:/etc"), pair("rbd:p/i:conf=/etc/c", "/etc"));
+        assert_eq!(split("rbd:p/i:a=b\\:/c:/etc"), pair("rbd:p/i:a=b\\:/c", "/etc"));
+        assert_eq!(split("rbd:p/i\\\\:/etc"), pair("rbd:p/i\\\\", "/etc"));
         assert_eq!(split("s3://a/b c.img:/etc"), pair("s3://a/b c.img", "/etc"));
         assert_eq!(split("https://u:p@a/b?c=d:/e:/f"), pair("https://u:p@a/b?c=d", "/e:/f"));
     }

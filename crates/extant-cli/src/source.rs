@@ -1,5 +1,7 @@
 //! Where an image is, and how its bytes lie there: a raw file or disk, a qcow2 image, an overlay.
 
+pub(crate) mod rbd;
+
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +14,7 @@ use extant_qcow2::{Elsewhere, Format, How, Opened, Qcow2Error, overlay};
 
 use crate::exit::{Exit, Failure, Result};
 use crate::output::complain;
-use crate::place::{is_address, is_object, is_web_address};
+use crate::place::{is_address, is_object, is_rbd, is_web_address};
 use crate::size::parse_bytes;
 use crate::text::escape;
 
@@ -34,7 +36,7 @@ pub(crate) struct SourceArgs {
     /// Changes go to FILE, a qcow2 image over the image, which itself is not written.
     ///
     /// FILE is made when it is first needed, and qemu reads it. Any number of overlays share one image, which may be
-    /// at an address (nbd://, http://, https://, s3://).
+    /// at an address (nbd://, http://, https://, s3://, rbd:).
     #[arg(long, value_name = "FILE", help_heading = SOURCE)]
     pub(crate) overlay: Option<PathBuf>,
     /// Images that a qcow2 image lies over may be in DIR, besides the image's own directory.
@@ -272,17 +274,25 @@ impl SourceArgs {
         Ok(Elsewhere { address, device, format, version })
     }
 
+    /// Refuses what makes no sense for a disk behind an address.
+    fn check_raw(&self, file: &Path) -> Result<(), SourceError> {
+        if self.snapshot.is_none() && self.format != Some(Format::Qcow2) {
+            return Ok(());
+        }
+        let name = escape(file.as_os_str().as_bytes());
+        let message = format!("{name}: what is behind an address is taken as a raw disk");
+        let failure = Failure::new(Exit::Unsupported, message);
+        Err(SourceError::Other(match is_rbd(file) {
+            true => failure.hint("a snapshot of an image in a cluster is rbd:POOL/IMAGE@SNAP"),
+            false => {
+                failure.hint("extant serve nbd IMG serves qcow2 images and overlays as raw disks")
+            }
+        }))
+    }
+
     /// Opens what the address of an NBD server leads to.
     fn remote(&self, file: &Path, write: bool) -> Result<Arc<NbdDevice>, SourceError> {
         let other = |failure: Failure| SourceError::Other(failure);
-        let name = escape(file.as_os_str().as_bytes());
-        if self.snapshot.is_some() || self.format == Some(Format::Qcow2) {
-            let message = format!("{name}: what is behind an address is taken as a raw disk");
-            return Err(other(
-                Failure::new(Exit::Unsupported, message)
-                    .hint("extant serve nbd IMG serves qcow2 images and overlays as raw disks"),
-            ));
-        }
         let device = Address::parse(address_text(file)?)
             .and_then(|address| NbdDevice::open(&address, !write, Settings::default()));
         let device = device.map_err(|error| other(error.into()))?;
@@ -297,6 +307,10 @@ impl SourceArgs {
     pub(crate) fn elsewhere(&self, file: &Path, write: bool) -> Result<Elsewhere, SourceError> {
         if is_web_address(file) {
             return self.web(file);
+        }
+        self.check_raw(file)?;
+        if is_rbd(file) {
+            return rbd::open(file, write);
         }
         let device = self.remote(file, write)?;
         let version = format!("{} bytes", device.size_bytes());

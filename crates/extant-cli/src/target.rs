@@ -23,6 +23,7 @@ use crate::fault::io_exit;
 use crate::in_use::loop_device_of;
 use crate::interrupt;
 use crate::output::{Out, complain, put_bytes};
+use crate::place::{is_address, is_rbd};
 use crate::progress::Bar;
 use crate::size::parse_bytes;
 use crate::text::{counted, escape, human_bytes};
@@ -135,6 +136,16 @@ impl TargetSet {
     /// Looks at the output, and refuses what must not be overwritten.
     pub(crate) fn look_at(&self, out: &OsStr) -> Result<Target> {
         let path = PathBuf::from(out);
+        if is_address(&path) {
+            let name = escape(path.as_os_str().as_bytes());
+            let failure = Failure::usage(format!("{name}: what is made is a file, a disk or -"));
+            return Err(match is_rbd(&path) {
+                true => {
+                    failure.hint("pipe it: extant build - --from TREE | rbd import - POOL/IMAGE")
+                }
+                false => failure.hint("make a file, and copy it there"),
+            });
+        }
         let windowed = self.offset.is_some() || self.partition.is_some();
         // Also with --force: the kernel would write what it has in memory over the new contents, or lose
         // it with the old file.

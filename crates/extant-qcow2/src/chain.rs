@@ -288,7 +288,9 @@ fn open_chain(
 
 /// Returns whether the stored name of a backing image is an address.
 pub(crate) fn is_address(stored: &[u8]) -> bool {
-    stored.windows(3).any(|three| three == b"://") && !stored.starts_with(b"/")
+    // qemu has images in a Ceph cluster without slashes.
+    stored.starts_with(b"rbd:")
+        || stored.windows(3).any(|three| three == b"://") && !stored.starts_with(b"/")
 }
 
 /// Returns the image at the address that an image lies over, if the caller has opened that one and it

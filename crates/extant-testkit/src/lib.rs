@@ -18,6 +18,7 @@
 //! - [`nbd`]: a server of block devices that loses connections and forgets.
 //! - [`proof`]: does operations, cuts the power everywhere, and says whether what is left may be.
 //! - [`lasting`]: a device whose queue lasts, as a ring's direct operations need it.
+//! - [`rbd`]: stand-ins for the libraries of Ceph, which fail, stall and forget.
 //! - [`sim`]: many clients, faults and cuts under one seed.
 //! - [`storm`]: many threads, real ones, on a few shared names.
 #![forbid(unsafe_code)]
@@ -33,6 +34,7 @@ pub mod model;
 pub mod nbd;
 pub mod oracle;
 pub mod proof;
+pub mod rbd;
 pub mod sim;
 pub mod storm;
 pub mod tree;

@@ -89,7 +89,8 @@ struct CommitArgs {
     /// The overlay
     #[arg(value_name = "FILE")]
     overlay: PathBuf,
-    /// The address of the image that it lies over, if that is at one: the export of an NBD server
+    /// The address of the image that it lies over, if that is at one: the export of an NBD server, or an
+    /// image in a Ceph cluster
     #[arg(long, value_name = "ADDRESS")]
     over: Option<PathBuf>,
     /// Images that the base lies over may be in DIR, too
@@ -151,7 +152,7 @@ fn at(address: &Path, format: Option<Format>, write: bool) -> Result<Elsewhere> 
     if !is_address(address) {
         let name = escape(address.as_os_str().as_encoded_bytes());
         return Err(Failure::usage(format!(
-            "{name} is no address: nbd://, http://, https://, s3://"
+            "{name} is no address: nbd://, http://, https://, s3://, rbd:"
         )));
     }
     let source = SourceArgs { format, ..SourceArgs::default() };

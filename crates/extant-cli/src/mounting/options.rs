@@ -15,7 +15,7 @@ use rustix::process::{getegid, geteuid};
 use crate::exit::{Failure, Result};
 use crate::keys::{KeyArgs, Keys};
 use crate::mounting::words;
-use crate::place::{absolute, is_address, is_object, is_web_address};
+use crate::place::{absolute, is_address, is_object, is_rbd, is_web_address};
 use crate::size::parse_bytes;
 use crate::source::SourceArgs;
 
@@ -440,6 +440,7 @@ pub(crate) fn source_name(image: &Path, choices: &MountChoices) -> OsString {
             let address = image.to_str().map(extant_http::Address::parse);
             address.and_then(Result::ok).map_or("http".into(), |address| address.to_string().into())
         }
+        true if is_rbd(image) => crate::source::rbd::shown(image).into(),
         true => image.to_owned(),
         false => image.canonicalize().unwrap_or_else(|_| absolute(image)),
     };

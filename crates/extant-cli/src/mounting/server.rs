@@ -32,7 +32,7 @@ use crate::mounting::options::{MountChoices, SandboxMode, source_name};
 use crate::mounting::reopen::{Reopen, may_become_writable};
 use crate::mounting::{sandbox, table};
 use crate::output::complain;
-use crate::place::is_web_address;
+use crate::place::{is_web_address, needs_connections};
 use crate::source::SourceError;
 use crate::text::escape;
 
@@ -381,15 +381,15 @@ fn is_write_protection(error: &io::Error) -> bool {
 /// Opens what is no plain file or disk. What is write-protected is opened for reading, unless writing
 /// was insisted on.
 fn open_special(path: &Path, choices: &mut MountChoices) -> Result<Option<SharedDevice>> {
+    let name = escape(path.as_os_str().as_bytes());
+    if needs_connections(path) && choices.sandbox != SandboxMode::Off {
+        // Its connections are made when they are needed, and the other side ends them when it likes.
+        let message = format!("{name}: from its sandbox, a mount makes no connections");
+        return Err(Failure::new(Exit::Refused, message).hint(
+            "mount it with --sandbox=off, or read it without a mount: extant ls, cat, extract",
+        ));
+    }
     if is_web_address(path) {
-        let name = escape(path.as_os_str().as_bytes());
-        if choices.sandbox != SandboxMode::Off {
-            // Its connections are made when they are needed, and a web server ends them when it likes.
-            let message = format!("{name}: from its sandbox, a mount makes no connections");
-            return Err(Failure::new(Exit::Refused, message).hint(
-                "mount it with --sandbox=off, or read it without a mount: extant ls, cat, extract",
-            ));
-        }
         let is_overlaid = choices.source.overlay.is_some();
         if !choices.read_only && !choices.insists_on_writing && !is_overlaid {
             complain(&format!("{name} is behind a server that is only read, mounting read-only"));
@@ -404,7 +404,6 @@ fn open_special(path: &Path, choices: &mut MountChoices) -> Result<Option<Shared
                 && choices.source.overlay.is_none()
                 && is_write_protection(&source) =>
         {
-            let name = escape(path.as_os_str().as_bytes());
             complain(&format!("{name} is write-protected, mounting read-only"));
             choices.read_only = true;
             choices.source.open_special(path, false)

@@ -20,6 +20,8 @@ mod nbd;
 mod options;
 mod output;
 mod qcow2;
+#[cfg(feature = "rbd")]
+mod rbd;
 mod repair;
 mod resize;
 mod salvage;

@@ -25,7 +25,7 @@ use crate::keys::KeyArgs;
 use crate::mounting::options::SandboxMode;
 use crate::mounting::sandbox;
 use crate::output::complain;
-use crate::place::is_web_address;
+use crate::place::needs_connections;
 use crate::size::parse_bytes;
 use crate::source::SourceArgs;
 use crate::text::escape;
@@ -88,7 +88,7 @@ pub(super) fn run(args: &VirtiofsArgs) -> Result<Exit> {
     }
     let name = escape(file.as_os_str().as_bytes());
     let mode = args.sandbox.unwrap_or_default();
-    if is_web_address(&file) && mode != SandboxMode::Off {
+    if needs_connections(&file) && mode != SandboxMode::Off {
         let message = format!("{name}: from its sandbox, a server makes no connections");
         return Err(Failure::new(Exit::Refused, message).hint("--sandbox=off"));
     }
