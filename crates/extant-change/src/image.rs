@@ -29,6 +29,48 @@ pub struct Image {
     pub groups: Vec<GroupDescriptor>,
 }
 
+/// Reads records of inodes by pieces of their tables: for who wants most of them, while nothing changes.
+pub struct Records<'i> {
+    image: &'i Image,
+    /// Offset of the piece that was read last.
+    start: u64,
+    bytes: Vec<u8>,
+}
+
+/// Bytes of a table that are read at once.
+const PIECE_BYTES: u64 = 64 << 10;
+
+impl Records<'_> {
+    /// The record of an inode.
+    ///
+    /// # Errors
+    ///
+    /// [`ChangeError`].
+    pub fn load(&mut self, ino: Ino) -> Result<Record> {
+        let at = self.image.record_offset(ino)?;
+        let len = usize::from(self.image.sb.inode_size).max(128);
+        if let Some(bytes) = self.held(at, len) {
+            return Ok(Record { ino, bytes: bytes.to_vec() });
+        }
+        let left = self.image.draft.size_bytes().saturating_sub(at);
+        self.bytes.clear();
+        self.bytes.resize(left.min(PIECE_BYTES).max(len as u64) as usize, 0);
+        self.start = at;
+        if self.image.draft.read_at(at, &mut self.bytes).is_err() {
+            // What cannot be read may lie behind this record.
+            self.bytes.clear();
+            return self.image.load(ino);
+        }
+        let bytes = self.bytes.get(..len).unwrap_or_default().to_vec();
+        Ok(Record { ino, bytes })
+    }
+
+    fn held(&self, at: u64, len: usize) -> Option<&[u8]> {
+        let from = usize::try_from(at.checked_sub(self.start)?).ok()?;
+        self.bytes.get(from..from.checked_add(len)?)
+    }
+}
+
 impl Image {
     /// Opens the image on `device`. Its journal must be empty. `room`: the bytes that it may grow to.
     pub fn open(device: SharedDevice, room: u64) -> Result<Image> {
@@ -280,6 +322,12 @@ impl Image {
         Ok(Record { ino, bytes })
     }
 
+    /// Records of many inodes, in order of their numbers.
+    #[must_use]
+    pub fn records(&self) -> Records<'_> {
+        Records { image: self, start: 0, bytes: Vec::new() }
+    }
+
     /// Stores a record, with its checksum.
     pub fn store(&self, record: &Record) -> Result {
         let mut bytes = record.bytes.clone();
@@ -357,4 +405,59 @@ pub fn superblock(device: &dyn BlockDevice) -> Result<Superblock> {
         return Err(ChangeError::DeviceTooSmall { wanted, found });
     }
     Ok(sb)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use extant_block::MemoryDevice;
+    use extant_testkit::{image as images, oracle, require, tempdir};
+
+    #[test]
+    fn records_read_by_pieces_are_those_read_alone() {
+        let dir = tempdir().unwrap();
+        let path = dir.path().join("image");
+        // Tables that are longer and shorter than a piece, with inodes of two sizes, one at the end of the image.
+        for options in [&["-b1024", "-I128", "-N8192"][..], &["-b4096", "-I256", "-N64", "-g256"]] {
+            let _removed = std::fs::remove_file(&path);
+            require!(oracle::mke2fs(&path, "16M", options));
+            let device: SharedDevice = Arc::new(images::load(&path));
+            let image = Image::open(Arc::clone(&device), device.size_bytes()).unwrap();
+            let mut record = image.load(Ino::ROOT).unwrap();
+            record.put16(extant_format::record::LINKS, 77);
+            image.store(&record).unwrap();
+            let mut records = image.records();
+            let count = image.sb.inodes_per_group * image.sb.group_count;
+            for number in (1..=count).chain([2, count, 1]) {
+                let (alone, one) =
+                    (image.load(Ino(number)).unwrap(), records.load(Ino(number)).unwrap());
+                assert!(
+                    (one.ino, &one.bytes) == (alone.ino, &alone.bytes),
+                    "{options:?}: {number}"
+                );
+            }
+            assert!(records.load(Ino(count + 1)).is_err() && records.load(Ino(0)).is_err());
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_keeps_no_other_record_back() {
+        let dir = tempdir().unwrap();
+        let path = dir.path().join("image");
+        require!(oracle::mke2fs(&path, "16M", &["-b1024", "-I128", "-N8192"]));
+        let whole = images::load(&path);
+        let image = Image::open(Arc::new(whole.snapshot()), whole.size_bytes()).unwrap();
+        let table = image.groups[0].inode_table.0 * 1024;
+        // The device ends behind the first two blocks of the table.
+        let short = MemoryDevice::new(table + 2048);
+        let mut bytes = vec![0; table as usize + 2048];
+        whole.read_at(0, &mut bytes).unwrap();
+        short.write_at(0, &bytes).unwrap();
+        let image =
+            Image { draft: Arc::new(Draft::over(Arc::new(short), table + 2048, 1024)), ..image };
+        let mut records = image.records();
+        assert_eq!(records.load(Ino::ROOT).unwrap().bytes, image.load(Ino::ROOT).unwrap().bytes);
+        assert!(records.load(Ino(17)).is_err());
+        assert!(records.load(Ino(16)).is_ok());
+    }
 }

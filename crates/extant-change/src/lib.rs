@@ -39,7 +39,7 @@ mod walk;
 pub use commit::{Committer, Step};
 pub use draft::{Blocks, Draft};
 pub use error::{ChangeError, Result};
-pub use image::{Image, superblock};
+pub use image::{Image, Records, superblock};
 pub use map::set_sectors;
 pub use marks::{Marks, cluster_of, first_of};
 pub use reserve::{double_of, write_resize_inode};

@@ -130,12 +130,13 @@ impl Names {
     fn of(image: &Image, exam: &Examination, numbers: &Numbers) -> Result<Names> {
         let mut names = Names(Vec::new());
         let has_values = image.has(Feature::EA_INODE);
+        let mut records = image.records();
         for view in exam.inodes() {
             let may_have_values = has_values && view.links != 0;
             if !view.is_dir() && !may_have_values {
                 continue;
             }
-            let record = image.load(view.ino)?;
+            let record = records.load(view.ino)?;
             let mut found = |target: u32, place: Place| {
                 if numbers.contains_key(&target) {
                     names.0.push((target, view.ino.0, place));

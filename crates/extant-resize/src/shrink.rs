@@ -117,12 +117,13 @@ impl Survey {
             return Err(ResizeError::damaged(problem.to_string()));
         }
         let mut survey = Survey { files: Vec::new(), last_inode: 1, limit, exam };
+        let mut records = image.records();
         for view in survey.exam.inodes().collect::<Vec<_>>() {
             survey.last_inode = survey.last_inode.max(view.ino.0);
             if view.ino == Ino::RESIZE {
                 continue;
             }
-            let record = image.load(view.ino)?;
+            let record = records.load(view.ino)?;
             let map = image.read_map(&record)?;
             let acl = record.file_acl(image.is_wide()).0;
             let data = map.extents.iter().map(|e| e.device_start.0 + u64::from(e.len.0));

@@ -131,17 +131,29 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<Exit> {
         (Some(_), Goal::Bytes(bytes)) => bytes.max(old_bytes).min(i64::MAX as u64),
         _ => old_bytes,
     };
-    let plan = extant_resize::plan(&device, goal, room).map_err(cannot)?;
-    if args.plan || plan.is_empty() {
-        return show(args, &plan, &name, false);
-    }
-    let Some(file) = file else {
-        let done = extant_resize::resize(&device, goal).map_err(cannot)?;
-        return show(args, &done, &name, true);
+    let becomes_smaller = match goal {
+        Goal::Bytes(bytes) => bytes < now.bytes,
+        Goal::Min => true,
+        Goal::Max => false,
     };
-    drop(device);
-    let done = in_file(&file, &name, goal, &plan, old_bytes)?;
-    show(args, &done, &name, true)
+    // The length of a file is known before it grows, and one that becomes shorter is cut afterwards: then the
+    // check and the survey of a plan would be made twice.
+    let plan = match becomes_smaller && !args.plan {
+        true => None,
+        false => Some(extant_resize::plan(&device, goal, room).map_err(cannot)?),
+    };
+    if let Some(plan) = plan.as_ref().filter(|plan| args.plan || plan.is_empty()) {
+        return show(args, plan, &name, false);
+    }
+    let done = match file {
+        None => extant_resize::resize(&device, goal).map_err(cannot)?,
+        Some(file) => {
+            drop(device);
+            let after = plan.map(|plan| plan.after.bytes);
+            in_file(&file, &name, goal, after, old_bytes)?
+        }
+    };
+    show(args, &done, &name, !done.is_empty())
 }
 
 /// Has the server of a mount make its file system larger.
@@ -226,19 +238,26 @@ fn plan_of(answer: &Value) -> Plan {
     plan
 }
 
-/// Resizes an image file and what is in it.
-fn in_file(file: &FileDevice, name: &str, goal: Goal, plan: &Plan, old: u64) -> Result<Plan> {
+/// Resizes an image file of `old` bytes and what is in it. `after`: the bytes of a file system that becomes larger.
+fn in_file(
+    file: &FileDevice,
+    name: &str,
+    goal: Goal,
+    after: Option<u64>,
+    old: u64,
+) -> Result<Plan> {
     let failed = |error: std::io::Error| {
         Failure::caused(Exit::Io, &format!("{name}: its size cannot be set"), &error)
     };
     let set_len = |bytes: u64| file.file().set_len(bytes).map_err(failed);
-    let wanted = match goal {
-        Goal::Bytes(bytes) => bytes.max(plan.after.bytes),
-        Goal::Min => plan.after.bytes,
+    let length_for = |after: u64| match goal {
+        Goal::Bytes(bytes) => bytes.max(after),
+        Goal::Min => after,
         Goal::Max => old,
     };
-    if wanted > old {
-        set_len(wanted)?;
+    let grown = after.map(length_for).filter(|length| *length > old);
+    if let Some(length) = grown {
+        set_len(length)?;
     }
     let device = file.file().try_clone().map_err(failed).and_then(|same| {
         Ok(Arc::new(FileDevice::with_file(same, Path::new(name), false)?) as SharedDevice)
@@ -248,10 +267,11 @@ fn in_file(file: &FileDevice, name: &str, goal: Goal, plan: &Plan, old: u64) -> 
     });
     // Of what may be half done, nothing is cut off.
     let is_refused = matches!(&done, Err(failure) if failure.exit != Exit::Io);
-    if is_refused && wanted > old {
+    if is_refused && grown.is_some() {
         set_len(old)?;
     }
     let done = done?;
+    let wanted = length_for(done.after.bytes);
     if done.after.bytes < done.before.bytes && wanted < old {
         match is_zero(file, done.before.bytes..old)? {
             true => set_len(wanted.max(done.after.bytes))?,
