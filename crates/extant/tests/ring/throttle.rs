@@ -174,9 +174,10 @@ fn shares(fs: &Fs, blocking: usize, through_ring: usize, total: u64) -> Vec<u64>
 /// Number of times that shares are looked at.
 const LOOKS: usize = 4;
 
-/// Asserts that no file gets less than half of the mean. A machine that is busy with something else may keep a
-/// thread from running for longer than it counts as a writer, so one of several looks has to be fair: without
-/// pacing none is, as the first writer never stops.
+/// Asserts that no file gets less than half of the mean. A machine that is busy with something else
+/// may keep a thread from running for longer than it counts as a writer, so one of several looks has
+/// to be fair. These shares are fair here without pacing too, because writers over the limit write
+/// back themselves; what pacing adds is shown by the tests of `writer::pace`, on a clock of their own.
 fn assert_fair(memory: &Arc<MemoryDevice>, shares: impl Fn(&Fs) -> Vec<u64>) {
     let mut unfair = Vec::new();
     for _look in 0..LOOKS {
