@@ -86,8 +86,8 @@ pub(in crate::source) fn sort(kind: Kind, flags: u32) -> Kept {
 /// `f_type` (`include/uapi/linux/magic.h`).
 const TOLD_BY_NAME: [u64; 2] = [0x0102_1994, 0x5846_5342];
 
-/// Flags of files as `file_getattr` tells them (`FS_XFLAG_...`), and as inodes have them. Its other flags say how XFS
-/// stores a file, or are those of directories.
+/// Flags of files as `file_getattr` tells them (`FS_XFLAG_...`), and as inodes have them. The other flags of the call say
+/// how XFS stores a file, or are those of directories.
 const XFLAGS: [(u64, InodeFlags); 6] = [
     (0x8, InodeFlags::IMMUTABLE),
     (0x10, InodeFlags::APPEND),
