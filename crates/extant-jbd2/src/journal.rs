@@ -20,7 +20,7 @@ use extant_block::{BlockDevice, DeviceError, SharedDevice};
 use extant_format::jbd2::{
     JournalCompat, JournalIncompat, JournalSuperblock, JournalVersion, Tid as RawTid,
 };
-use extant_sync::{Gate, Lane, Mutex, Rank};
+use extant_sync::{CachePadded, Gate, Lane, Mutex, Rank};
 
 use crate::client::{
     AbortReason, Client, JournalError, JournalOpenError, JournalOptions, JournalStats, Tid,
@@ -94,12 +94,12 @@ pub struct Journal {
     /// The current round: changed while the gate is shut, by the thread that commits.
     round: AtomicU32,
     pub(crate) makes_fast_commits: bool,
-    /// Blocks of the running transaction, and credits of open handles.
-    pub(crate) charged: AtomicU32,
+    /// Blocks of the running transaction, and credits of open handles. Not beside the numbers that every handle reads.
+    pub(crate) charged: CachePadded<AtomicU32>,
     /// A handle was opened in the running transaction. Set inside the gate, cleared while it is shut.
     pub(crate) touched: AtomicBool,
     /// Revokes of the running transaction.
-    pub(crate) revokes: AtomicU32,
+    pub(crate) revokes: CachePadded<AtomicU32>,
     pub(crate) set: BlockSet,
     state: Mutex<State>,
     pub(crate) waiting: Waiting,
@@ -255,9 +255,9 @@ impl Journal {
             running: AtomicU32::new(first),
             round: AtomicU32::new(first),
             makes_fast_commits,
-            charged: AtomicU32::new(0),
+            charged: CachePadded::new(AtomicU32::new(0)),
             touched: AtomicBool::new(false),
-            revokes: AtomicU32::new(0),
+            revokes: CachePadded::new(AtomicU32::new(0)),
             set: BlockSet::new(),
             state: Mutex::with_order(Rank::JournalState, 0, state),
             waiting: Waiting::new(durable),
@@ -269,17 +269,18 @@ impl Journal {
         })
     }
 
-    /// [`charge`](Self::charge) that mostly takes from what its lane has to spare.
+    /// [`charge`](Self::charge) that mostly takes from what its lane has to spare: what the handle before it gave back,
+    /// or half of what a lane may keep beyond what this handle needs.
     pub(crate) fn reserve(&self, lane: Lane, credits: u32) -> bool {
-        let (most, spare) = (self.spare_max(), self.gate.of(lane));
-        if credits > most {
+        let (most, spare) = (self.spare_max() / 2, self.gate.of(lane));
+        if credits > self.spare_max() {
             return self.charge(credits);
         }
         let take = |have: u32| have.checked_sub(credits);
         if spare.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok() {
             return true;
         }
-        if self.charge(credits.saturating_add(most)) {
+        if credits <= most && self.charge(credits.saturating_add(most)) {
             spare.fetch_add(most, Ordering::Relaxed);
             return true;
         }
@@ -288,7 +289,7 @@ impl Journal {
 
     /// Returns credits that a handle did not use to its lane or to the transaction.
     pub(crate) fn give_back(&self, lane: Lane, credits: u32) {
-        let most = self.spare_max().saturating_mul(2);
+        let most = self.spare_max();
         let put = |have: u32| have.checked_add(credits).filter(|sum| *sum <= most);
         let kept = self.gate.of(lane).fetch_update(Ordering::Relaxed, Ordering::Relaxed, put);
         if kept.is_err() && !sabotage("jbd2.handle.credits-not-returned") {
@@ -296,10 +297,10 @@ impl Journal {
         }
     }
 
-    /// Half of what one lane may keep. All lanes together keep at most a quarter of the limit: then
-    /// a transaction is committed a little early, which only big transactions would notice.
+    /// What one lane may keep. All lanes together keep at most a quarter of the limit: then a
+    /// transaction is committed a little early, which only big transactions would notice.
     fn spare_max(&self) -> u32 {
-        self.limit / 128
+        self.limit / 64
     }
 
     /// Adds `credits` blocks to the running transaction. Returns false if there is no room.

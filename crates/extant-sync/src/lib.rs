@@ -12,6 +12,7 @@
 //! - [`Mutex`], [`RwLock`], [`Condvar`], [`Rank`]: locks with ranks; the table is in
 //!   `docs/locking.md`.
 //! - [`Bell`]: wakes many at once.
+//! - [`CachePadded`]: keeps what many threads write away from what they read.
 //! - [`Gate`]: lets many operations pass at once, until it is shut.
 //! - [`no_waiting`]: a scope in which debug builds panic where a thread would wait.
 //! - [`lock_waits`]: number and time of the waits for locks of each rank.
@@ -42,6 +43,7 @@ mod waits;
 pub use background::Background;
 pub use bell::Bell;
 pub use clock::{Clock, SystemClock};
+pub use crossbeam_utils::CachePadded;
 pub use fixed_clock::FixedClock;
 pub use gate::{Gate, Lane, Shut};
 pub use host::host_name;

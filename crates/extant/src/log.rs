@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use extant_base::{Ino, Prng};
 use extant_format::time::Timestamp;
 use extant_jbd2::{AbortReason, Journal};
-use extant_sync::{Clock, Mutex, Rank};
+use extant_sync::{CachePadded, Clock, Mutex, Rank};
 
 use crate::error::{FsError, Result};
 use crate::fast::FastLog;
@@ -18,13 +18,8 @@ use crate::slot::Slot;
 /// Shards of the dirty list; a power of two.
 const SHARDS: usize = 16;
 
-/// Number of counters of one kind, on cache lines of their own; a power of two.
+/// Number of counters of one kind; a power of two.
 const LANES: usize = 16;
-
-/// A counter that few threads share.
-#[repr(align(128))]
-#[derive(Default)]
-struct Lane(AtomicU64);
 
 /// A node that a transaction changed, with the place of its record.
 pub(crate) struct DirtyNode {
@@ -89,7 +84,7 @@ pub(crate) struct Log {
     closed: AtomicBool,
     /// Whether the mount was ended abruptly: see [`Fs::shutdown`](crate::Fs::shutdown).
     shut_down: AtomicBool,
-    inode_updates: [Lane; LANES],
+    inode_updates: [CachePadded<AtomicU64>; LANES],
 }
 
 impl Log {
@@ -161,12 +156,12 @@ impl Log {
 
     pub(crate) fn count_update(&self, ino: Ino) {
         let lane = &self.inode_updates[ino.0 as usize % LANES];
-        lane.0.fetch_add(1, Ordering::Relaxed);
+        lane.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns the number of changes of inodes so far.
     pub(crate) fn inode_updates(&self) -> u64 {
-        self.inode_updates.iter().map(|lane| lane.0.load(Ordering::Relaxed)).sum()
+        self.inode_updates.iter().map(|lane| lane.load(Ordering::Relaxed)).sum()
     }
 
     /// Aborts the journal: nothing of the open transaction reaches the device.

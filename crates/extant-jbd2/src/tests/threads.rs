@@ -151,6 +151,33 @@ fn t3_credits_kept_by_lanes_neither_overfill_a_transaction_nor_block_the_next_ha
     assert_eq!(journal.stats().commits, commits, "empty transactions are not written");
 }
 
+#[test]
+fn handles_of_one_thread_share_their_credits_and_write_nothing_that_others_read() {
+    let device: SharedDevice = Arc::new(MemoryDevice::new(1 << 20));
+    let client = TestClient::new(Box::new(|_, _| Ok(())), Box::new(|_| ()));
+    let options = JournalOptions { pinned_blocks_max: 8192, ..options() };
+    let journal = Journal::without_log(device, size(), client, options);
+    assert_eq!(journal.credits_max(), 2048);
+    // A lane keeps at most 32: for larger handles there is no way around the common number.
+    for (credits, most) in [(1, 1), (16, 1), (17, 1), (32, 1), (33, 200)] {
+        journal.commit(journal.running()).unwrap();
+        let charged = || journal.charged.load(Ordering::Relaxed);
+        let (mut last, mut changes) = (charged(), 0);
+        let mut look = || {
+            changes += u32::from(charged() != last);
+            last = charged();
+            last
+        };
+        for _ in 0..100 {
+            let handle = journal.start(credits).unwrap();
+            assert!(look() >= credits, "a handle of {credits} is open");
+            drop(handle);
+            assert!(look() <= 32, "a lane keeps at most 32");
+        }
+        assert!(changes <= most, "{credits} credits: the common number changed {changes} times");
+    }
+}
+
 /// A device whose first flush takes until as many as wanted have come.
 struct Slow {
     inner: SharedDevice,

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use extant_sync::threads;
+use extant_sync::{CachePadded, threads};
 
 use super::criteria::Criterion;
 
@@ -41,10 +41,8 @@ impl Counter {
 
 const COUNTERS: usize = Counter::ReadAhead as usize + 1;
 
-/// Counters that few threads share, on cache lines of their own.
-#[repr(align(128))]
-#[derive(Default)]
-struct Lane([AtomicU64; COUNTERS]);
+/// Counters that few threads share.
+type Lane = CachePadded<[AtomicU64; COUNTERS]>;
 
 pub(super) struct Tally {
     lanes: [Lane; LANES],
@@ -59,11 +57,11 @@ impl Default for Tally {
 impl Tally {
     pub(super) fn add(&self, counter: Counter, count: u64) {
         let lane = &self.lanes[threads::number() % LANES];
-        lane.0[counter as usize].fetch_add(count, Ordering::Relaxed);
+        lane[counter as usize].fetch_add(count, Ordering::Relaxed);
     }
 
     fn sum(&self, counter: Counter) -> u64 {
-        self.lanes.iter().map(|lane| lane.0[counter as usize].load(Ordering::Relaxed)).sum()
+        self.lanes.iter().map(|lane| lane[counter as usize].load(Ordering::Relaxed)).sum()
     }
 
     pub(super) fn stats(&self) -> AllocatorStats {

@@ -35,7 +35,7 @@ use extant_format::checksum::inode_seed;
 use extant_format::features::Compat;
 use extant_format::orphan::{OrphanBlock, orphans_per_block};
 use extant_format::superblock::Superblock;
-use extant_sync::{Mutex, Rank};
+use extant_sync::{CachePadded, Mutex, Rank};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::editor::Editor;
@@ -88,8 +88,8 @@ pub(crate) struct Orphans {
     /// in the list are changed.
     list: Mutex<List>,
     /// Inodes that a thread is adding at this moment, so that two threads add an inode only once.
-    adding: Vec<Mutex<FxHashSet<Ino>>>,
-    count: AtomicU64,
+    adding: Vec<CachePadded<Mutex<FxHashSet<Ino>>>>,
+    count: CachePadded<AtomicU64>,
 }
 
 /// The right to add one inode.
@@ -106,8 +106,8 @@ impl Drop for Adding<'_> {
 
 struct OrphanFile {
     kind: BlockKind,
-    blocks: Vec<FileBlock>,
-    places: Vec<Mutex<FxHashMap<Ino, Place>>>,
+    blocks: Vec<CachePadded<FileBlock>>,
+    places: Vec<CachePadded<Mutex<FxHashMap<Ino, Place>>>>,
 }
 
 struct FileBlock {
@@ -146,8 +146,10 @@ impl Orphans {
         Ok(Orphans {
             file,
             list: Mutex::with_order(Rank::InodeMap, 0, List::default()),
-            adding: (0..SHARDS).map(|_| Mutex::new(Rank::Leaf, FxHashSet::default())).collect(),
-            count: AtomicU64::new(count),
+            adding: (0..SHARDS)
+                .map(|_| CachePadded::new(Mutex::new(Rank::Leaf, FxHashSet::default())))
+                .collect(),
+            count: CachePadded::new(AtomicU64::new(count)),
         })
     }
 
@@ -250,7 +252,7 @@ impl OrphanFile {
         let wrong = sabotage("extant.orphan.seed-of-inode-2");
         let of = if wrong { Ino::ROOT } else { ino };
         let seed = checked.then(|| inode_seed(superblock.checksum_seed(), of, stored.generation));
-        let shard = || Mutex::new(Rank::Leaf, FxHashMap::default());
+        let shard = || CachePadded::new(Mutex::new(Rank::Leaf, FxHashMap::default()));
         let mut file = OrphanFile {
             kind: seed.map_or(BlockKind::Plain, |seed| BlockKind::Orphan { seed }),
             blocks: Vec::new(),
@@ -290,7 +292,8 @@ impl OrphanFile {
             }
         }
         let free_count = AtomicU32::new(u32::try_from(free.len()).unwrap_or(0));
-        self.blocks.push(FileBlock { number, free_count, free: Mutex::new(Rank::Leaf, free) });
+        let free = Mutex::new(Rank::Leaf, free);
+        self.blocks.push(CachePadded::new(FileBlock { number, free_count, free }));
         Ok(())
     }
 

@@ -16,13 +16,11 @@
 //! Compiled twice, as [`counts`](super::counts).
 
 use extant_base::sabotage;
+use extant_sync::CachePadded;
 
 use super::atomic::{AtomicI64, Moving, Ordering};
 
-/// A number alone on its cache lines.
-#[repr(align(128))]
-#[derive(Debug)]
-struct Lane(AtomicI64);
+type Lane = CachePadded<AtomicI64>;
 
 #[derive(Debug)]
 pub(super) struct Spare {
@@ -38,14 +36,14 @@ pub(super) struct Spare {
 impl Spare {
     /// With so many lanes, which are given a handful at once while there is more than `rich`.
     pub(super) fn new(clusters: i64, lanes: usize, (handful, rich): (i64, i64)) -> Spare {
-        let lanes = (0..lanes).map(|_| Lane(AtomicI64::new(0))).collect();
+        let lanes = (0..lanes).map(|_| CachePadded::new(AtomicI64::new(0))).collect();
         let (common, moving) = (AtomicI64::new(clusters), Moving::new());
         Spare { common, lanes, moving, handful, rich }
     }
 
     /// All that can be had.
     pub(super) fn total(&self) -> i64 {
-        let at_hand = |lane: &Lane| lane.0.load(Ordering::Acquire);
+        let at_hand = |lane: &Lane| lane.load(Ordering::Acquire);
         let lanes: i64 = self.lanes.iter().map(at_hand).sum();
         self.common.load(Ordering::Acquire).saturating_add(lanes)
     }
@@ -67,7 +65,7 @@ impl Spare {
         let lane = lane.filter(|_| wanted < self.handful);
         if let Some(lane) = lane
             && self.common.load(Ordering::Acquire) >= kept
-            && take(&lane.0, 0, wanted)
+            && take(lane, 0, wanted)
         {
             return Some(most);
         }
@@ -113,7 +111,7 @@ impl Spare {
         }
         let Some(_moving) = self.moving.try_lock() else { return };
         if take(&self.common, kept.max(0).saturating_add(self.rich), self.handful) {
-            lane.0.fetch_add(self.handful, Ordering::AcqRel);
+            lane.fetch_add(self.handful, Ordering::AcqRel);
         }
     }
 
@@ -123,8 +121,8 @@ impl Spare {
             return;
         }
         for lane in &self.lanes {
-            if lane.0.load(Ordering::Acquire) > 0 {
-                let had = lane.0.swap(0, Ordering::AcqRel);
+            if lane.load(Ordering::Acquire) > 0 {
+                let had = lane.swap(0, Ordering::AcqRel);
                 self.common.fetch_add(had, Ordering::AcqRel);
             }
         }
