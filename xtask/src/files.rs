@@ -31,6 +31,7 @@ fn collect(root: &Path, dir: &Path, files: &mut Vec<Text>) {
         }
         let known = [".rs", ".md", ".toml", ".yml", ".sh"].iter().any(|end| name.ends_with(end))
             || name == "Makefile"
+            || name == "Cargo.lock"
             || dir.file_name().is_some_and(|dir| dir == "scripts" || dir == ".ci");
         let Some(contents) = known.then(|| fs::read_to_string(&path).ok()).flatten() else {
             continue;

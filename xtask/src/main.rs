@@ -6,6 +6,7 @@ mod commits;
 mod documents;
 mod files;
 mod floors;
+mod locks;
 mod names;
 mod sentences;
 mod tidy;

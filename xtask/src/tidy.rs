@@ -20,6 +20,7 @@
 //!   the item above it ("It is not any more."), in every crate but those for development.
 //! - T15. The subject of a commit that is not pushed yet is its area and what it does
 //!   ([`commits`]).
+//! - T16. Lock files outside of the workspace know what the project's crates need ([`locks`]).
 
 use std::fs;
 use std::path::Path;
@@ -29,6 +30,7 @@ use crate::commits;
 use crate::documents;
 use crate::files::{Text, all_files};
 use crate::floors::{Graph, table};
+use crate::locks;
 use crate::names::unnamed;
 use crate::sentences::one_per_line;
 use crate::words;
@@ -77,6 +79,7 @@ fn check(root: &Path) -> Vec<String> {
     documents::design_notes(&files, &mut faults);
     words::glossary(&files, &mut faults);
     words::comments(&files, &mut faults);
+    locks::lacking(&files, &mut faults);
     commits::subjects(root, &mut faults);
     faults
 }
