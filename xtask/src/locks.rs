@@ -36,7 +36,8 @@ fn wanted(manifest: &str) -> Vec<&str> {
             let renamed =
                 value.split_once("package = \"").and_then(|(_, name)| name.split('"').next());
             let name = name.trim().trim_end_matches(".workspace").trim_matches('"');
-            if !line.starts_with('#') {
+            // Cargo locks what is optional only where a feature asks for it.
+            if !line.starts_with('#') && !value.contains("optional = true") {
                 wanted.push(renamed.unwrap_or(name));
             }
         }
@@ -70,6 +71,7 @@ mod tests {
     use super::*;
 
     const MANIFEST: &str = "[package]\nname = \"one\"\n[dependencies]\n# remark = 1\nlog.workspace = true\n\
+        maybe = { version = \"1\", optional = true }\n\
         other = { version = \"1\", package = \"real\" }\n[dev-dependencies]\ntempfile = \"3\"\n\
         [target.'cfg(unix)'.dependencies]\nlibc = \"0.2\"\n";
 
