@@ -42,7 +42,7 @@ demo: build ## an image of a real tree as an ordinary user, checked and shown
 
 test: ## all tests
 	@scripts/deps cargo e2fsprogs acl attr libcap zstd tar
-	@scripts/deps python3 fuse3 git umoci skopeo docker-registry apache2-utils cryptsetup-bin dosfstools mtools gdisk fdisk xfsprogs || true
+	@scripts/deps python3 fuse3 git umoci skopeo docker-registry apache2-utils cryptsetup-bin dosfstools mtools gdisk fdisk xfsprogs valgrind || true
 	$(CARGO) $(ENDED) test --workspace --no-fail-fast
 	@$(MAKE) --no-print-directory embed
 

@@ -103,7 +103,21 @@ pub fn run(row: &str, turns: u64) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+    use std::env;
+    use std::path::Path;
+    use std::process::Command;
+
+    use extant_sync::threads;
+    use extant_testkit::skip;
+
     use super::*;
+
+    /// Turns of a row that is counted. All rows but one begin with the same file system, which is counted alone.
+    const TURNS: u64 = 200;
+    /// How far a row may be from what is stored, as a share of it, and in instructions.
+    const TOLERANCE: f64 = 0.04;
+    const SLACK: f64 = 20.0;
 
     #[test]
     fn each_row_runs_and_others_are_refused() {
@@ -111,5 +125,73 @@ mod tests {
             run(row, 50).unwrap();
         }
         assert!(run("nonsense", 1).is_err());
+    }
+
+    #[test]
+    #[ignore = "what the test below counts"]
+    fn one_row() {
+        let Some((row, turns)) =
+            env::var("EXTANT_COUNTS_ROW").ok().zip(env::var("EXTANT_COUNTS_TURNS").ok())
+        else {
+            skip!("no row was asked for");
+        };
+        run(&row, turns.parse().unwrap()).unwrap();
+    }
+
+    /// Instructions of this program, with so many turns of a row.
+    fn counted(row: &str, turns: u64) -> f64 {
+        let mut valgrind = Command::new("valgrind");
+        valgrind.args(["--tool=callgrind", "--callgrind-out-file=/dev/null"]);
+        valgrind.arg(env::current_exe().unwrap());
+        valgrind.args(["--exact", "counts::tests::one_row", "--include-ignored", "--nocapture"]);
+        valgrind.env("EXTANT_COUNTS_ROW", row).env("EXTANT_COUNTS_TURNS", turns.to_string());
+        let done = valgrind.output().unwrap();
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success(), "{row}: {said}");
+        let count =
+            said.lines().find_map(|line| line.split_once("Collected : ")).map(|(_, count)| count);
+        count.unwrap_or_else(|| panic!("{row}: {said}")).trim().parse().unwrap()
+    }
+
+    /// In the profile of tests, with all its checks: what `scripts/counts` counts in the one that is installed.
+    #[test]
+    fn instructions_of_hot_paths_are_as_stored() {
+        if Command::new("valgrind").arg("--version").output().is_err() {
+            skip!("there is no valgrind");
+        }
+        let stored = Path::new(env!("CARGO_MANIFEST_DIR")).join("counts-dev.json");
+        let jobs: Vec<_> = ROWS
+            .iter()
+            .map(|row| (*row, TURNS))
+            .chain([("lookup", 0), ("checksum-4k", 0)])
+            .collect();
+        let half = |which: usize| {
+            let mine = jobs.iter().skip(which).step_by(2);
+            mine.map(|(row, turns)| (*row, *turns, counted(row, *turns))).collect::<Vec<_>>()
+        };
+        let counts = threads::workers("valgrind", 2, half).unwrap().concat();
+        let none = |row: &str| {
+            let of = if row == "checksum-4k" { row } else { "lookup" };
+            counts.iter().find(|(row, turns, _)| (*row, *turns) == (of, 0)).unwrap().2
+        };
+        let each = |(row, _, count): &(&str, u64, f64)| {
+            (row.to_string(), ((count - none(row)) / TURNS as f64).round())
+        };
+        let now: BTreeMap<String, f64> =
+            counts.iter().filter(|count| count.1 > 0).map(each).collect();
+        if env::var_os("EXTANT_BLESS").is_some() {
+            std::fs::write(&stored, serde_json::to_string_pretty(&now).unwrap() + "\n").unwrap();
+        }
+        let then: BTreeMap<String, f64> =
+            serde_json::from_slice(&std::fs::read(&stored).unwrap()).unwrap();
+        let differs = |(row, now): &(&String, &f64)| {
+            then.get(*row).is_none_or(|then| (*now - then).abs() > (then * TOLERANCE).max(SLACK))
+        };
+        let differing: Vec<_> = now.iter().filter(differs).map(|(row, _)| row).collect();
+        assert!(
+            differing.is_empty(),
+            "{differing:?} are not as stored\nstored {then:?}\nnow    {now:?}\n\
+             if that is meant: EXTANT_BLESS=1 cargo test -p extant-bench counts"
+        );
     }
 }
