@@ -284,6 +284,12 @@ impl Task {
         let Request { tag, inode, op, drains, .. } = request;
         Task { tag, inode, op, part: None, to: to.map(Arc::clone), drains, repeats: None }
     }
+
+    /// Returns whether a worker may do it in one go with others of its file, as far as it need not wait.
+    fn goes_along(&self) -> bool {
+        let is_whole = self.part.is_none() && self.repeats.is_none();
+        is_whole && !self.drains && self.op.may_be_inline()
+    }
 }
 
 impl Ring {

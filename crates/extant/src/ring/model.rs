@@ -81,7 +81,7 @@ mod order;
 mod queue;
 
 use order::{Files, Place};
-use queue::{Ended, Entry, Patience, Queue};
+use queue::{Ended, Entry, Job, Patience, Queue, Run};
 
 /// A deliberate bug that the model must notice.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -91,6 +91,8 @@ enum Mistake {
     EndsAtOnce,
     /// A worker looks for more before it reports what it has done.
     Forgets,
+    /// A worker that has to wait keeps the tasks behind.
+    Keeps,
     /// An inline operation does not check whether another is in front of it.
     Overtakes,
 }
@@ -102,6 +104,8 @@ struct Step {
     file: usize,
     is_change: bool,
     went_well: bool,
+    /// Whether it would wait for something.
+    waits: bool,
 }
 
 struct Model {
@@ -124,7 +128,7 @@ fn place(step: Step) -> Place {
 }
 
 fn change(tag: u32, file: usize) -> Step {
-    Step { tag, file, is_change: true, went_well: true }
+    Step { tag, file, is_change: true, went_well: true, waits: false }
 }
 
 fn look(tag: u32, file: usize) -> Step {
@@ -160,19 +164,56 @@ impl Model {
     /// Runs tasks like `Shared::work`.
     fn work(&self) {
         let mut next = None;
-        while let Some(job) = next.take().or_else(|| self.queue.next()) {
-            let (step, job) = job.open();
+        while let Some(Run { first, behind }) =
+            next.take().or_else(|| self.queue.next(|step| step.is_change))
+        {
+            let one = match behind.is_empty() {
+                true => Some(first.open()),
+                false => self.work_at_once(first, behind),
+            };
+            let Some((step, job)) = one else {
+                match self.mistake {
+                    Mistake::EndsAtOnce => return,
+                    _ => continue,
+                }
+            };
             self.act(step);
             let Step { tag, went_well, .. } = step;
             if self.mistake == Mistake::Forgets {
                 continue;
             }
             let ended = Ended { job, went_well, result: Some((tag, true)) };
-            next = self.queue.settle(ended, true, |step: Step| Some((step.tag, false)));
+            let gone = |step: Step| Some((step.tag, false));
+            next = self.queue.settle(ended, true, |step| step.is_change, gone);
             if self.mistake == Mistake::EndsAtOnce && next.is_none() {
                 return;
             }
         }
+    }
+
+    /// Runs tasks like `Shared::work_at_once`.
+    fn work_at_once(&self, first: Job<Step>, behind: Vec<Job<Step>>) -> Option<(Step, Job<()>)> {
+        let (mut ended, mut stuck) = (Vec::new(), None);
+        let mut jobs = std::iter::once(first).chain(behind);
+        while stuck.is_none()
+            && let Some(job) = jobs.next()
+        {
+            let (step, job) = job.open();
+            if step.waits {
+                stuck = Some((step, job));
+                continue;
+            }
+            self.act(step);
+            let Step { tag, went_well, .. } = step;
+            ended.push(Ended { job, went_well, result: Some((tag, true)) });
+        }
+        if self.mistake == Mistake::Forgets {
+            return None;
+        }
+        let rest = if self.mistake == Mistake::Keeps { Vec::new() } else { jobs.collect() };
+        let at = stuck.as_mut().map(|(_, job)| job);
+        self.queue.settle_run(ended, rest, at, |step: Step| Some((step.tag, false)));
+        stuck
     }
 
     /// Submits a step like `Ring::submit` does with an operation that can be done at once.
@@ -259,6 +300,20 @@ fn what_is_cancelled_is_done_or_gone_and_those_behind_it_come() {
 }
 
 #[test]
+fn what_is_behind_a_task_that_waits_is_put_back_and_can_be_cancelled() {
+    check(2, 2, Mistake::None, |model| {
+        let waits = |tag| Step { waits: true, ..change(tag, 0) };
+        model.push(&[change(1, 0), waits(2), change(3, 0)], false);
+        let gone = |step: Step| Some((step.tag, false));
+        let count = model.queue.cancel(|step| step.tag == 3, gone);
+        model.push(&[waits(4), look(5, 0)], false);
+        let (done, gone) = model.take();
+        assert_eq!(gone.len(), count);
+        assert_eq!(done, if count == 1 { vec![1, 2, 4, 5] } else { vec![1, 2, 3, 4, 5] });
+    });
+}
+
+#[test]
 fn a_chain_that_fails_ends_and_frees_the_files_of_what_is_left() {
     check(2, 2, Mistake::None, |model| {
         let fails = Step { went_well: false, ..change(1, 0) };
@@ -298,6 +353,16 @@ fn the_model_finds_workers_that_end_too_early() {
 fn the_model_finds_what_is_not_said() {
     check(2, 1, Mistake::Forgets, |model| {
         model.push(&[change(1, 0), change(2, 0)], false);
+        assert_eq!(model.take().0.len(), 2);
+    });
+}
+
+#[test]
+#[should_panic]
+fn the_model_finds_who_keeps_what_it_does_not_do() {
+    check(2, 1, Mistake::Keeps, |model| {
+        let waits = Step { waits: true, ..change(1, 0) };
+        model.push(&[waits, change(2, 0)], false);
         assert_eq!(model.take().0.len(), 2);
     });
 }

@@ -10,6 +10,8 @@
 //!   waits for every earlier task, and every later task waits for it.
 //! - O4. A cancelled task keeps its place until nothing is before it: tasks behind it wait for
 //!   those before it.
+//! - O5. A task that is begun ahead of its turn still waits for the one before it, which the same worker does
+//!   first. Until then it can be put back as it was.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -59,6 +61,8 @@ struct Held<T> {
     /// The task; `None` while it is executed, or after it was cancelled.
     task: Option<T>,
     waits_for: u32,
+    /// Whether a worker has it that does those before it first.
+    is_ahead: bool,
     /// Tasks that wait for it.
     behind: Vec<u64>,
     /// The next task of its chain.
@@ -143,9 +147,13 @@ impl<T> Order<T> {
         if waits_for == 0 {
             self.ready[usize::from(!place.may_be_held)].push_back(number);
         }
-        let held = Held { place, task: Some(task), waits_for, behind: Vec::new(), link: None };
-        self.held.insert(number, held);
+        self.hold(number, place, task, waits_for);
         number
+    }
+
+    fn hold(&mut self, number: u64, place: Place, task: T, waits_for: u32) {
+        let (task, behind, link) = (Some(task), Vec::new(), None);
+        self.held.insert(number, Held { place, task, waits_for, is_ahead: false, behind, link });
     }
 
     /// Accepts a task that has begun elsewhere, before all that were accepted: it waits for none.
@@ -153,8 +161,7 @@ impl<T> Order<T> {
         let number = self.next;
         self.next += 1;
         self.ready[usize::from(!place.may_be_held)].push_front(number);
-        let held = Held { place, task: Some(task), waits_for: 0, behind: Vec::new(), link: None };
-        self.held.insert(number, held);
+        self.hold(number, place, task, 0);
         number
     }
 
@@ -178,6 +185,51 @@ impl<T> Order<T> {
         (self.held.get(&number)?.place.files == files).then_some(())?;
         self.ready[0].pop_back();
         self.take(number)
+    }
+
+    /// Begins up to `most` tasks ahead of their turn: the next ones of the same files behind `number`, which has begun,
+    /// as long as each `fits`, waits for nothing but the one before it, and is alone in that.
+    pub(super) fn begin_ahead(
+        &mut self,
+        number: u64,
+        most: usize,
+        fits: impl Fn(&T) -> bool,
+    ) -> Vec<(u64, Place, T)> {
+        let (mut ahead, mut last) = (Vec::new(), number);
+        while ahead.len() < most
+            && let Some(next) = self.follower(last, &fits)
+            && let Some(begun) = self.take(next)
+        {
+            if let Some(held) = self.held.get_mut(&next) {
+                held.is_ahead = true;
+            }
+            ahead.push(begun);
+            last = next;
+        }
+        ahead
+    }
+
+    /// Returns the one task that could be done right behind another by the same worker.
+    fn follower(&self, number: u64, fits: impl Fn(&T) -> bool) -> Option<u64> {
+        let before = self.held.get(&number)?;
+        let &[next] = before.behind.as_slice() else { return None };
+        let Held { place, task, waits_for, .. } = self.held.get(&next)?;
+        // A link may be cancelled with what is before it, and a deadline may pass.
+        let is_free = before.link.is_none() && *waits_for == 1 && place.deadline.is_none();
+        let is_alike = place.files == before.place.files
+            && place.may_be_held == before.place.may_be_held
+            && !place.drains;
+        (is_free && is_alike && fits(task.as_ref()?)).then_some(next)
+    }
+
+    /// Puts back a task that was begun ahead of its turn and not touched.
+    pub(super) fn put_back(&mut self, number: u64, task: T) {
+        let Some(held) = self.held.get_mut(&number) else { return };
+        held.task = Some(task);
+        held.is_ahead = false;
+        if held.waits_for == 0 {
+            self.ready[usize::from(!held.place.may_be_held)].push_front(number);
+        }
     }
 
     /// Begins another ready task that `fits`, if it is the next of its kind.
@@ -259,6 +311,8 @@ impl<T> Order<T> {
                     (0, Some(_)) => {
                         self.ready[usize::from(!held.place.may_be_held)].push_back(next);
                     }
+                    // Who did the one before it does it next.
+                    (0, None) if held.is_ahead => {}
                     // The task was cancelled.
                     (0, None) => gone.push(next),
                     _ => {}
@@ -324,8 +378,30 @@ mod tests {
                 match random.below(if step < 100 { 6 } else { 4 }) {
                     0 | 1 => {
                         if let Some((number, _, task)) = order.begin(true) {
-                            tasks[task].2 = Some(now);
-                            running.push((number, task));
+                            let most = random.below(4) as usize;
+                            let ahead = order.begin_ahead(number, most, |_| true);
+                            let mut line = vec![(number, task)];
+                            line.extend(ahead.into_iter().map(|(number, _, task)| (number, task)));
+                            // Some are done at once, one has to wait, and those behind it are put back.
+                            let done = match line.len() {
+                                1 => 0,
+                                len => random.below(len as u64 + 1) as usize,
+                            };
+                            for (at, (number, task)) in line.into_iter().enumerate() {
+                                now += 1;
+                                if at > done {
+                                    order.put_back(number, task);
+                                    continue;
+                                }
+                                tasks[task].2 = Some(now);
+                                if at == done {
+                                    running.push((number, task));
+                                    continue;
+                                }
+                                let went_well = !random.one_in(4);
+                                tasks[task].3 = Some((now, went_well));
+                                order.finish(number, went_well, &mut |task| gone.push(task));
+                            }
                         }
                     }
                     2 if !running.is_empty() => {

@@ -11,6 +11,9 @@
 //!   freeze or over a limit.
 //! - Q3. A result is stored before its operation counts as finished; `pending` counts the results
 //!   to come for takers.
+//! - Q4. A worker that has several tasks at once does them without waiting. Before it waits for one it reports those
+//!   that are done and puts back those behind, so nothing is delayed by more than a few attempts, and what has not
+//!   begun can be cancelled.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -21,7 +24,7 @@ use super::order::{Files, Order, Place};
 use super::sync::{AtomicUsize, Condvar, Mutex, Ordering, queue_lock};
 
 /// Number of tasks of one file that a worker runs before others have their turn.
-const RUN_MAX: u32 = 16;
+const RUN_MAX: u32 = 32;
 
 struct State<T, R> {
     order: Order<T>,
@@ -62,6 +65,13 @@ pub(super) struct Job<T> {
     may_be_held: bool,
     /// Number of tasks of these files that the worker has done in a row.
     run: u32,
+}
+
+/// Tasks of one file that a worker has at once.
+pub(super) struct Run<T> {
+    pub(super) first: Job<T>,
+    /// Those to be done behind it, in this order; they were begun ahead of their turn.
+    pub(super) behind: Vec<Job<T>>,
 }
 
 /// A task to be accepted.
@@ -181,15 +191,15 @@ impl<T, R> Queue<T, R> {
         (0..wake).for_each(|_| self.work.notify_one());
     }
 
-    /// Returns the next task for this worker; waits for one. `None` when the queue is closed and no
-    /// task is ready: a task that becomes ready after that is run by the worker that makes it
-    /// ready.
-    pub(super) fn next(&self) -> Option<Job<T>> {
+    /// Returns the next task for this worker, with those of its file that can be done right behind it if all `fit`;
+    /// waits for one. `None` when the queue is closed and no task is ready: a task that becomes ready after that is
+    /// run by the worker that makes it ready.
+    pub(super) fn next(&self, fits: impl Fn(&T) -> bool) -> Option<Run<T>> {
         let mut state = self.state.lock();
         loop {
             let any = state.holding < self.holding_max || sabotage("extant.ring.all-are-held");
-            if let Some((number, place, task)) = state.order.begin(any) {
-                return Some(state.job(number, place, task, 0));
+            if let Some(begun) = state.order.begin(any) {
+                return Some(state.run(begun, 0, fits));
             }
             if state.closed {
                 return None;
@@ -227,14 +237,15 @@ impl<T, R> Queue<T, R> {
 
     /// Settles a task: its result can be taken, and tasks behind it become ready. `cancelled`
     /// returns the result of each task cancelled with it, or keeps it elsewhere. A worker that
-    /// `continues` gets the next task at once, if it is of the same file and not the turn of
-    /// others.
+    /// `continues` gets the [next](Self::next) tasks at once, if they are of the same file and it is
+    /// not the turn of others.
     pub(super) fn settle(
         &self,
         ended: Ended<R>,
         continues: bool,
+        fits: impl Fn(&T) -> bool,
         mut cancelled: impl FnMut(T) -> Option<R>,
-    ) -> Option<Job<T>> {
+    ) -> Option<Run<T>> {
         let Ended { job: Job { number, files, may_be_held, run, .. }, went_well, result } = ended;
         let mut state = self.state.lock();
         let State { order, done, holding, .. } = &mut *state;
@@ -248,7 +259,7 @@ impl<T, R> Queue<T, R> {
         if continues && may_be_held && run + 1 < RUN_MAX {
             next = order.begin_next(files);
         }
-        let next = next.map(|(number, place, task)| state.job(number, place, task, run + 1));
+        let next = next.map(|begun| state.run(begun, run + 1, fits));
         // This worker will run one of them; and where it was the last one that may be held up,
         // others could not take tasks that were ready before.
         let before = was_ready.min(state.order.ready());
@@ -260,6 +271,42 @@ impl<T, R> Queue<T, R> {
             self.done.notify_all();
         }
         next
+    }
+
+    /// Settles the tasks of a [`Run`] that are done, in their order, and puts back the `rest`, behind the one that this
+    /// worker is `stuck` at, if there is one.
+    pub(super) fn settle_run(
+        &self,
+        ended: Vec<Ended<R>>,
+        rest: Vec<Job<T>>,
+        stuck: Option<&mut Job<()>>,
+        mut cancelled: impl FnMut(T) -> Option<R>,
+    ) {
+        let mut state = self.state.lock();
+        let State { order, done, holding, .. } = &mut *state;
+        let (taken, was_ready) = (done.len(), order.ready());
+        // The worker counts once, by the first task.
+        let mut counts = false;
+        for Ended { job, went_well, result } in ended {
+            counts |= job.may_be_held;
+            done.extend(result);
+            order.finish(job.number, went_well, &mut |task| done.extend(cancelled(task)));
+        }
+        for Job { number, task, .. } in rest {
+            order.put_back(number, task);
+        }
+        let looks = stuck.is_none();
+        match stuck {
+            Some(stuck) => stuck.may_be_held |= counts,
+            None => *holding -= usize::from(counts),
+        }
+        let has_results = done.len() > taken;
+        let was_last = looks && counts && state.holding + 1 == self.holding_max;
+        let before = if was_last { 0 } else { was_ready.min(state.order.ready()) };
+        self.leave(state, before, usize::from(looks));
+        if has_results {
+            self.done.notify_all();
+        }
     }
 
     /// Cancels the tasks that have not begun and that `fits`, and their chains behind them. Returns
@@ -386,6 +433,25 @@ impl<T, R> Queue<T, R> {
 }
 
 impl<T, R> State<T, R> {
+    /// Returns a task that has begun, and those that can be done behind it, of a worker that has done `run` already.
+    fn run(
+        &mut self,
+        (number, place, task): (u64, Place, T),
+        run: u32,
+        fits: impl Fn(&T) -> bool,
+    ) -> Run<T> {
+        let most = RUN_MAX.saturating_sub(run + 1) as usize;
+        let ahead = match fits(&task) {
+            true => self.order.begin_ahead(number, most, fits),
+            false => Vec::new(),
+        };
+        let first = self.job(number, place, task, run);
+        let follow = |(number, place, task)| {
+            self.job(number, Place { may_be_held: false, ..place }, task, run)
+        };
+        Run { first, behind: ahead.into_iter().map(follow).collect() }
+    }
+
     fn job(&mut self, number: u64, place: Place, task: T, run: u32) -> Job<T> {
         let Place { files, may_be_held, .. } = place;
         self.holding += usize::from(may_be_held);

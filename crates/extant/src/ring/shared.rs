@@ -9,7 +9,7 @@ use extant_sync::{Clock, SystemClock, no_waiting};
 
 use super::op::{Completion, Op, Request, Value};
 use super::order::Place;
-use super::queue::{Ended, Entry, Job, Patience};
+use super::queue::{Ended, Entry, Job, Patience, Run};
 use super::running::Slot;
 use super::work::{self, Tried};
 use super::{CHAIN, DIRECT_BATCH, Looked, Outcome, Shared, Started, Task, Ways, Why};
@@ -46,8 +46,14 @@ impl Shared {
     /// Runs tasks until the queue is closed and empty.
     pub(super) fn work(&self) {
         let mut next = None;
-        while let Some(job) = next.take().or_else(|| self.queue.next()) {
-            let (mut task, job) = self.open(job);
+        while let Some(Run { first, behind }) =
+            next.take().or_else(|| self.queue.next(Task::goes_along))
+        {
+            let one = match behind.is_empty() {
+                true => Some(self.open(first)),
+                false => self.work_at_once(first, behind),
+            };
+            let Some((mut task, job)) = one else { continue };
             // What is repeated has no part in the count of those that may be held up.
             if task.op.is_direct() && task.repeats.is_none() {
                 self.work_direct(task, job);
@@ -69,6 +75,36 @@ impl Shared {
             self.settle_lane();
         }
         (task, job)
+    }
+
+    /// Does tasks of one file, one after the other, and reports them together; returns the first one that has to wait.
+    fn work_at_once(&self, first: Job<Task>, behind: Vec<Job<Task>>) -> Option<(Task, Job<()>)> {
+        let mut awaited = Awaited::default();
+        let mut ended = Vec::with_capacity(1 + behind.len());
+        let mut jobs = std::iter::once(first).chain(behind);
+        let mut stuck = None;
+        while stuck.is_none()
+            && let Some(job) = jobs.next()
+        {
+            let (mut task, job) = self.open(job);
+            let to = task.to.take();
+            match work::at_once(task) {
+                Ok((outcome, went_well)) => {
+                    self.counters.completed.fetch_add(1, Ordering::Relaxed);
+                    let result = awaited.put(to, outcome);
+                    ended.push(Ended { job, went_well, result });
+                }
+                Err(task) => stuck = Some((Task { to, ..task }, job)),
+            }
+        }
+        let has_ended = !ended.is_empty();
+        let at = stuck.as_mut().map(|(_, job)| job);
+        let cancel = |task| awaited.cancel(task, CHAIN, self);
+        self.queue.settle_run(ended, jobs.collect(), at, cancel);
+        if has_ended {
+            self.tell(awaited);
+        }
+        stuck
     }
 
     pub(super) fn work_direct(&self, task: Task, job: Job<()>) {
@@ -93,12 +129,13 @@ impl Shared {
         outcome: Outcome,
         went_well: bool,
         continues: bool,
-    ) -> Option<Job<Task>> {
+    ) -> Option<Run<Task>> {
         let mut awaited = Awaited::default();
         let result = awaited.put(to, outcome);
         let ended = Ended { job, went_well, result };
         self.counters.completed.fetch_add(1, Ordering::Relaxed);
-        let next = self.queue.settle(ended, continues, |task| awaited.cancel(task, CHAIN, self));
+        let cancel = |task| awaited.cancel(task, CHAIN, self);
+        let next = self.queue.settle(ended, continues, Task::goes_along, cancel);
         self.tell(awaited);
         next
     }

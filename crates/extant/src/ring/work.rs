@@ -137,6 +137,33 @@ fn attempt_parts(
     Ok((Ok(done), true))
 }
 
+/// Does an operation if that needs no wait: as [`finish`], or the task, which may have begun.
+pub(super) fn at_once(task: Task) -> std::result::Result<(Outcome, bool), Task> {
+    let Task { tag, inode, op, part, to, drains, repeats } = task;
+    let tried = match catch_unwind(AssertUnwindSafe(|| attempt(&inode, op))) {
+        Ok(tried) => tried,
+        Err(panic) => return Ok((Err(panic), false)),
+    };
+    let (op, part) = match tried {
+        Tried::Done(result, op, value) => {
+            let went_well = op.went_well(&result);
+            return Ok((Ok(completion(tag, result, op, value)), went_well));
+        }
+        Tried::Never(op) | Tried::Refused(op, _) => (op, part),
+        Tried::Part(op, at, done) => (op, Some((at, done))),
+    };
+    Err(Task { tag, inode, op, part, to, drains, repeats })
+}
+
+/// The completion of an operation that a worker has done.
+fn completion(tag: u64, result: Result<u64>, op: Op, value: Value) -> Completion {
+    let mut completion = Completion::of(tag, result, op, false);
+    if value != Value::Nothing {
+        completion.value = value;
+    }
+    completion
+}
+
 /// Does an operation, or the rest of it, and waits as long as needed. A panic is passed to the
 /// taker of the result. Returns whether its chain continues.
 pub(super) fn finish(Task { tag, inode, mut op, part, .. }: Task) -> (Outcome, bool) {
@@ -159,11 +186,7 @@ pub(super) fn finish(Task { tag, inode, mut op, part, .. }: Task) -> (Outcome, b
         Err(error) => (Err(error), Value::Nothing),
     };
     let went_well = op.went_well(&result);
-    let mut completion = Completion::of(tag, result, op, false);
-    if value != Value::Nothing {
-        completion.value = value;
-    }
-    (Ok(completion), went_well)
+    (Ok(completion(tag, result, op, value)), went_well)
 }
 
 fn waiting(inode: &Inode, op: &mut Op, part: Option<(u64, usize)>) -> Result<(u64, Value)> {
