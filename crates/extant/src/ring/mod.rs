@@ -95,6 +95,9 @@ const WORKERS_MAX: usize = 8;
 const DEPTH_MAX: usize = 1 << 16;
 /// Limit of the direct operations of one file that go to the device's queue together.
 const DIRECT_BATCH: usize = 64;
+/// Limit of the bytes of an operation that a worker tries with others behind it: copying more takes so long that another
+/// worker should have the others.
+const ALONG_MAX: u64 = 64 << 10;
 
 /// A result, or the panic of the operation.
 type Outcome = std::result::Result<Completion, Box<dyn Any + Send>>;
@@ -288,7 +291,11 @@ impl Task {
     /// Returns whether a worker may do it in one go with others of its file, as far as it need not wait.
     fn goes_along(&self) -> bool {
         let is_whole = self.part.is_none() && self.repeats.is_none();
-        is_whole && !self.drains && self.op.may_be_inline()
+        let bytes = match &self.op {
+            Op::Append { bytes } => bytes.len() as u64,
+            op => op.len().unwrap_or(0),
+        };
+        is_whole && !self.drains && self.op.may_be_inline() && bytes <= ALONG_MAX
     }
 }
 

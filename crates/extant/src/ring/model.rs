@@ -163,13 +163,14 @@ impl Model {
 
     /// Runs tasks like `Shared::work`.
     fn work(&self) {
-        let mut next = None;
-        while let Some(Run { first, behind }) =
-            next.take().or_else(|| self.queue.next(|step| step.is_change))
+        let (mut next, mut is_back) = (None, true);
+        while let Some(Run { first, behind, is_tried }) =
+            next.take().or_else(|| self.queue.next(is_back, |step| step.is_change))
         {
-            let one = match behind.is_empty() {
-                true => Some(first.open()),
-                false => self.work_at_once(first, behind),
+            is_back = false;
+            let one = match is_tried {
+                true => self.work_at_once(first, behind),
+                false => Some(first.open()),
             };
             let Some((step, job)) = one else {
                 match self.mistake {

@@ -106,6 +106,12 @@ impl<T> Order<T> {
         self.ready.iter().map(VecDeque::len).sum()
     }
 
+    /// Returns whether a task waits only for a worker; unless `any`, one that cannot be held up.
+    pub(super) fn is_ready(&self, any: bool) -> bool {
+        let [held, free] = &self.ready;
+        !free.is_empty() || (any && !held.is_empty())
+    }
+
     /// Returns whether a task in this place would have to wait.
     pub(super) fn is_behind(&self, place: &Place) -> bool {
         self.drain.is_some()

@@ -5,8 +5,9 @@
 //!
 //! # Invariants
 //!
-//! - Q1. An idle worker sleeps only when no task is ready that it may take; a thread that makes a
-//!   task ready wakes a worker.
+//! - Q1. A worker *looks* while it is neither asleep nor at a task that may wait. It sleeps only when no task is ready
+//!   that it may take; and who leaves one behind wakes a worker where none looks, or where those who look have much to
+//!   do. So workers wake each other when they begin to wait, and tasks that need no wait stay with one.
 //! - Q2. At least one worker does not run tasks that may be held up, so reads continue during a
 //!   freeze or over a limit.
 //! - Q3. A result is stored before its operation counts as finished; `pending` counts the results
@@ -26,6 +27,9 @@ use super::sync::{AtomicUsize, Condvar, Mutex, Ordering, queue_lock};
 /// Number of tasks of one file that a worker runs before others have their turn.
 const RUN_MAX: u32 = 32;
 
+/// Number of ready tasks for each worker that looks, from which another one is woken.
+const BACKLOG: usize = 8;
+
 struct State<T, R> {
     order: Order<T>,
     done: VecDeque<R>,
@@ -33,8 +37,12 @@ struct State<T, R> {
     pending: usize,
     /// Number of workers running tasks that may be held up.
     holding: usize,
-    /// Number of sleeping workers.
+    /// Number of workers that look (Q1), those included that were woken and are on their way.
+    looking: usize,
+    /// Number of sleeping workers that nobody has woken.
     asleep: usize,
+    /// Number of workers that were woken and have not arrived.
+    woken: usize,
     closed: bool,
 }
 
@@ -72,6 +80,8 @@ pub(super) struct Run<T> {
     pub(super) first: Job<T>,
     /// Those to be done behind it, in this order; they were begun ahead of their turn.
     pub(super) behind: Vec<Job<T>>,
+    /// Whether the first, too, is to be tried without waiting.
+    pub(super) is_tried: bool,
 }
 
 /// A task to be accepted.
@@ -108,7 +118,9 @@ impl<T, R> Queue<T, R> {
             done: VecDeque::new(),
             pending: 0,
             holding: 0,
+            looking: 0,
             asleep: 0,
+            woken: 0,
             closed: false,
         };
         Queue {
@@ -136,7 +148,6 @@ impl<T, R> Queue<T, R> {
             return Err(entries);
         }
         let deadline = state.order.next_deadline();
-        let before = state.order.ready();
         let mut numbers = Vec::with_capacity(entries.len());
         for Entry { place, task, is_taken, is_link } in entries {
             state.pending += usize::from(is_taken);
@@ -144,7 +155,7 @@ impl<T, R> Queue<T, R> {
             numbers.push(state.order.accept(place, task, after));
         }
         let sooner = state.order.next_deadline() != deadline;
-        self.leave(state, before, 0);
+        self.leave(state);
         if sooner {
             self.timer.notify_one();
         }
@@ -155,10 +166,9 @@ impl<T, R> Queue<T, R> {
     /// hold up. Its result is taken from the queue, also when the queue is closed.
     pub(super) fn push_begun(&self, place: Place, task: T) {
         let mut state = self.state.lock();
-        let before = state.order.ready();
         state.pending += 1;
         state.order.accept_begun(Place { may_be_held: false, has_begun: true, ..place }, task);
-        self.leave(state, before, 0);
+        self.leave(state);
     }
 
     /// Stores a result of somebody else than a worker, to be taken.
@@ -176,13 +186,20 @@ impl<T, R> Queue<T, R> {
         self.pending.load(Ordering::SeqCst) > 0
     }
 
-    /// Releases the lock and wakes as many workers as there are more ready tasks than `before`,
-    /// except for the `anyway` workers that look anyway.
-    fn leave(&self, state: super::sync::MutexGuard<'_, State<T, R>>, before: usize, anyway: usize) {
+    /// Releases the lock, and wakes workers for what is ready (Q1).
+    fn leave(&self, mut state: super::sync::MutexGuard<'_, State<T, R>>) {
         self.unfinished.store(state.order.len(), Ordering::Release);
         self.pending.store(state.pending, Ordering::SeqCst);
-        let more = state.order.ready().saturating_sub(before).saturating_sub(anyway);
-        let wake = more.min(state.asleep);
+        let mut wake = 0;
+        while state.asleep > 0
+            && state.order.is_ready(self.takes_any(&state))
+            && (state.looking == 0 || state.order.ready() >= BACKLOG * state.looking)
+        {
+            state.asleep -= 1;
+            state.looking += 1;
+            state.woken += 1;
+            wake += 1;
+        }
         let ends = state.closed && state.order.len() == 0;
         drop(state);
         if ends {
@@ -191,22 +208,42 @@ impl<T, R> Queue<T, R> {
         (0..wake).for_each(|_| self.work.notify_one());
     }
 
+    /// Returns whether one more worker may run tasks that may be held up (Q2).
+    fn takes_any(&self, state: &State<T, R>) -> bool {
+        state.holding < self.holding_max || sabotage("extant.ring.all-are-held")
+    }
+
     /// Returns the next task for this worker, with those of its file that can be done right behind it if all `fit`;
     /// waits for one. `None` when the queue is closed and no task is ready: a task that becomes ready after that is
-    /// run by the worker that makes it ready.
-    pub(super) fn next(&self, fits: impl Fn(&T) -> bool) -> Option<Run<T>> {
+    /// run by the worker that makes it ready. `is_back` says that the worker did not look until now.
+    pub(super) fn next(&self, is_back: bool, fits: impl Fn(&T) -> bool) -> Option<Run<T>> {
         let mut state = self.state.lock();
+        state.looking += usize::from(is_back);
         loop {
-            let any = state.holding < self.holding_max || sabotage("extant.ring.all-are-held");
+            let any = self.takes_any(&state);
             if let Some(begun) = state.order.begin(any) {
-                return Some(state.run(begun, 0, fits));
+                let run = state.run(begun, 0, fits);
+                self.leave(state);
+                return Some(run);
             }
+            state.looking -= 1;
             if state.closed {
                 return None;
             }
             state.asleep += 1;
-            self.work.wait(&mut state);
-            state.asleep -= 1;
+            loop {
+                self.work.wait(&mut state);
+                if state.woken > 0 {
+                    // Who called has counted this worker.
+                    state.woken -= 1;
+                    break;
+                }
+                if state.closed {
+                    state.asleep -= 1;
+                    state.looking += 1;
+                    break;
+                }
+            }
         }
     }
 
@@ -252,21 +289,16 @@ impl<T, R> Queue<T, R> {
         let taken = done.len();
         done.extend(result);
         *holding -= usize::from(may_be_held);
-        let was_ready = order.ready();
         order.finish(number, went_well, &mut |task| done.extend(cancelled(task)));
         let has_results = done.len() > taken;
+        state.looking += usize::from(continues);
+        let order = &mut state.order;
         let mut next = None;
         if continues && may_be_held && run + 1 < RUN_MAX {
             next = order.begin_next(files);
         }
         let next = next.map(|begun| state.run(begun, run + 1, fits));
-        // This worker will run one of them; and where it was the last one that may be held up,
-        // others could not take tasks that were ready before.
-        let before = was_ready.min(state.order.ready());
-        let was_last = may_be_held && state.holding + 1 == self.holding_max;
-        let before = if was_last { 0 } else { before };
-        let anyway = usize::from(continues && next.is_none());
-        self.leave(state, before, anyway);
+        self.leave(state);
         if has_results {
             self.done.notify_all();
         }
@@ -284,7 +316,7 @@ impl<T, R> Queue<T, R> {
     ) {
         let mut state = self.state.lock();
         let State { order, done, holding, .. } = &mut *state;
-        let (taken, was_ready) = (done.len(), order.ready());
+        let taken = done.len();
         // The worker counts once, by the first task.
         let mut counts = false;
         for Ended { job, went_well, result } in ended {
@@ -295,15 +327,15 @@ impl<T, R> Queue<T, R> {
         for Job { number, task, .. } in rest {
             order.put_back(number, task);
         }
-        let looks = stuck.is_none();
+        let has_results = done.len() > taken;
         match stuck {
-            Some(stuck) => stuck.may_be_held |= counts,
+            Some(stuck) => {
+                stuck.may_be_held |= counts;
+                state.looking -= 1;
+            }
             None => *holding -= usize::from(counts),
         }
-        let has_results = done.len() > taken;
-        let was_last = looks && counts && state.holding + 1 == self.holding_max;
-        let before = if was_last { 0 } else { was_ready.min(state.order.ready()) };
-        self.leave(state, before, usize::from(looks));
+        self.leave(state);
         if has_results {
             self.done.notify_all();
         }
@@ -333,7 +365,7 @@ impl<T, R> Queue<T, R> {
         mut cancelled: impl FnMut(T) -> Option<R>,
     ) -> usize {
         let State { order, done, .. } = &mut *state;
-        let (before, mut count) = (order.ready(), 0);
+        let mut count = 0;
         let mut note = |task| {
             count += 1;
             done.extend(cancelled(task));
@@ -341,8 +373,7 @@ impl<T, R> Queue<T, R> {
         for number in numbers {
             order.cancel(number, &mut note);
         }
-        // A ready task may have gone while another became ready.
-        self.leave(state, before.saturating_sub(count), 0);
+        self.leave(state);
         if count > 0 {
             self.done.notify_all();
         }
@@ -433,7 +464,8 @@ impl<T, R> Queue<T, R> {
 }
 
 impl<T, R> State<T, R> {
-    /// Returns a task that has begun, and those that can be done behind it, of a worker that has done `run` already.
+    /// Returns a task that has begun, and those that can be done behind it, for a worker that looks and has done `run`
+    /// already. Where the first one is not to be tried, the worker does not look any more.
     fn run(
         &mut self,
         (number, place, task): (u64, Place, T),
@@ -441,15 +473,17 @@ impl<T, R> State<T, R> {
         fits: impl Fn(&T) -> bool,
     ) -> Run<T> {
         let most = RUN_MAX.saturating_sub(run + 1) as usize;
-        let ahead = match fits(&task) {
+        let is_tried = fits(&task);
+        let ahead = match is_tried {
             true => self.order.begin_ahead(number, most, fits),
             false => Vec::new(),
         };
+        self.looking -= usize::from(!is_tried);
         let first = self.job(number, place, task, run);
         let follow = |(number, place, task)| {
             self.job(number, Place { may_be_held: false, ..place }, task, run)
         };
-        Run { first, behind: ahead.into_iter().map(follow).collect() }
+        Run { first, behind: ahead.into_iter().map(follow).collect(), is_tried }
     }
 
     fn job(&mut self, number: u64, place: Place, task: T, run: u32) -> Job<T> {

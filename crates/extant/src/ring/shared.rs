@@ -45,18 +45,20 @@ impl Awaited {
 impl Shared {
     /// Runs tasks until the queue is closed and empty.
     pub(super) fn work(&self) {
-        let mut next = None;
-        while let Some(Run { first, behind }) =
-            next.take().or_else(|| self.queue.next(Task::goes_along))
+        let (mut next, mut is_back) = (None, true);
+        while let Some(Run { first, behind, is_tried }) =
+            next.take().or_else(|| self.queue.next(is_back, Task::goes_along))
         {
-            let one = match behind.is_empty() {
-                true => Some(self.open(first)),
-                false => self.work_at_once(first, behind),
+            is_back = false;
+            let one = match is_tried {
+                true => self.work_at_once(first, behind),
+                false => Some(self.open(first)),
             };
             let Some((mut task, job)) = one else { continue };
             // What is repeated has no part in the count of those that may be held up.
             if task.op.is_direct() && task.repeats.is_none() {
                 self.work_direct(task, job);
+                is_back = true;
                 continue;
             }
             let (to, repeats) = (task.to.take(), task.repeats.take());
