@@ -161,6 +161,25 @@ fn a_list_of_the_resize_inode_has_nothing_behind_its_end() {
     assert_eq!(common::e2fsck(&device, dir.path(), false).unwrap(), "");
 }
 
+/// Of 64 MiB, where the log has the fewest blocks that the kernel takes, and none to give away.
+#[test]
+fn a_journal_that_is_made_anew_has_a_log_beside_its_fast_commits() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("fast.img");
+    for damage in ["clri <8>", "zap_block -f <8> 0"] {
+        require!(oracle::mke2fs(&path, "64M", &["-text4", "-b4096", "-Ofast_commit"]));
+        oracle::debugfs(&path, true, damage).unwrap();
+        let device = extant_testkit::image::load(&path);
+        assert_ne!(problems(&device), [""; 0], "{damage}");
+        repaired(&device).unwrap();
+        assert_eq!(problems(&device), [""; 0], "{damage}");
+        std::fs::remove_file(&path).unwrap();
+        extant_testkit::image::save(&device, &path);
+        // The kernel mounts it.
+        drop(require!(oracle::LoopMount::read_write(&path)));
+    }
+}
+
 #[test]
 fn a_clean_image_is_not_written() {
     for features in SETS {

@@ -411,6 +411,32 @@ fn the_kernel_mounts_what_was_converted_and_fills_it() {
     }
 }
 
+/// Of 64 MiB, where the log has the fewest blocks that the kernel takes, and none to give away.
+#[test]
+fn the_kernel_mounts_new_journals_with_fast_commits() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("fast.img");
+    let now = || Request { now: 1_700_000_000, ..Request::default() };
+    for (words, request) in [
+        ("fast_commit", Request { journal_bytes: Some(4 << 20), ..now() }),
+        ("fast_commit", Request { journal_bytes: Some(6 << 20), ..now() }),
+        ("fast_commit,^has_journal", features("has_journal")),
+        ("^fast_commit", Request { journal_bytes: Some(5 << 20), ..features("fast_commit") }),
+    ] {
+        let set = format!("-O{words}");
+        let size = if words.contains("^has_journal") { "-m5" } else { "-Jsize=5" };
+        require!(oracle::mke2fs(&path, "64M", &["-text4", "-b4096", size, &set]));
+        let (device, plan) = tuned(&image::load(&path), &request).unwrap();
+        assert!(!plan.steps.is_empty(), "{words} {request:?}");
+        assert_eq!(problems(&device), [""; 0], "{words} {request:?}");
+        assert_eq!(require!(e2fsck(&device, dir.path())), "", "{words} {request:?}");
+        std::fs::remove_file(&path).unwrap();
+        image::save(&device, &path);
+        let mount = require!(LoopMount::attempt(&path, MountFlags::empty(), ""));
+        assert!(mount.is_ok(), "{words} {request:?}: {:?}", mount.err());
+    }
+}
+
 /// Fields of the superblock, descriptors, tables and maps with other values: what becomes of it does
 /// not matter, as long as it ends.
 #[test]
