@@ -214,9 +214,8 @@ pub(crate) fn make(state: &mut State) -> Fixed {
     let ino = Ino::JOURNAL;
     let mut record = state.load(ino)?;
     let has_fast_commits = state.sb.features.has(Feature::FAST_COMMIT);
-    let blocks = default_journal_blocks(state.sb.blocks_count).map(|log| {
-        log + if has_fast_commits { default_fast_commit_blocks(log) } else { 0 }
-    });
+    let blocks = default_journal_blocks(state.sb.blocks_count)
+        .map(|log| log + if has_fast_commits { default_fast_commit_blocks(log) } else { 0 });
     state.fill_new(&mut record);
     let taken = match blocks {
         Some(blocks) => state.take_file(blocks),
