@@ -36,7 +36,9 @@ struct JournalBlocks {
 fn journal_blocks(work: &Work<'_>) -> Result<JournalBlocks> {
     let log = log_blocks(work)?;
     let fast_commit = if work.has(Feature::FAST_COMMIT) {
-        default_fast_commit_blocks(default_journal_blocks(work.image.sb.blocks_count).unwrap_or(log))
+        default_fast_commit_blocks(
+            default_journal_blocks(work.image.sb.blocks_count).unwrap_or(log),
+        )
     } else {
         0
     };

@@ -437,6 +437,39 @@ fn the_kernel_mounts_new_journals_with_fast_commits() {
     }
 }
 
+/// Multi-mount protection keeps a conversion that was killed, because nothing tells it from one that is under
+/// way on another host: whoever knows that says so.
+#[test]
+fn what_was_killed_under_multi_mount_protection_is_in_nobodys_way_when_told() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("mmp.img");
+    require!(oracle::mke2fs(&path, "24M", &["-text4", "-b1024", "-Jsize=4", "-Ommp"]));
+    let device: SharedDevice = Arc::new(image::load(&path));
+    // Dropped without its end, as by SIGKILL.
+    drop(
+        extant_change::Guard::take(&device, &extant_change::superblock(&*device).unwrap()).unwrap(),
+    );
+    let quota = features("quota");
+    let error = tune(&device, &quota, &mut |_| Ok(())).unwrap_err().to_string();
+    assert!(error.contains("a check or a conversion"), "{error}");
+    let clear = Request { clear_mmp: true, ..Request::default() };
+    for (steps, request) in [(1, &clear), (0, &clear)] {
+        assert_eq!(extant_tune::plan(&device, request).unwrap().steps.len(), steps);
+        assert_eq!(tune(&device, request, &mut |_| Ok(())).unwrap().steps.len(), steps);
+    }
+    tune(&device, &quota, &mut |_| Ok(())).unwrap();
+    // With other wishes in one request.
+    drop(
+        extant_change::Guard::take(&device, &extant_change::superblock(&*device).unwrap()).unwrap(),
+    );
+    let both = Request { clear_mmp: true, ..features("^quota") };
+    assert_eq!(tune(&device, &both, &mut |_| Ok(())).unwrap().steps.len(), 2);
+    let mut bytes = vec![0; device.size_bytes() as usize];
+    device.read_at(0, &mut bytes).unwrap();
+    std::fs::write(&path, bytes).unwrap();
+    assert_eq!(require!(e2fsck(&image::load(&path), dir.path())), "");
+}
+
 /// Fields of the superblock, descriptors, tables and maps with other values: what becomes of it does
 /// not matter, as long as it ends.
 #[test]
