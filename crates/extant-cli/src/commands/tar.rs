@@ -71,7 +71,8 @@ pub(crate) fn archive_output(path: &Path) -> Result<Output> {
         Existing::Nothing => {}
         Existing::File(_) => {
             let mut head = Vec::with_capacity(PROBE_BYTES);
-            let file = File::open(path).map_err(|error| Failure::caused(Exit::Io, &name, &error))?;
+            let file =
+                File::open(path).map_err(|error| Failure::caused(Exit::Io, &name, &error))?;
             file.take(PROBE_BYTES as u64)
                 .read_to_end(&mut head)
                 .map_err(|error| Failure::caused(Exit::Io, &name, &error))?;

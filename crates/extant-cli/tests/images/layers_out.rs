@@ -103,7 +103,12 @@ fn gnu_tar_extracts_files_that_end_in_a_hole_as_long_as_they_are() {
         ("data", b"abc", 3),
     ] {
         std::fs::write(source.join(name), contents).unwrap();
-        std::fs::File::options().write(true).open(source.join(name)).unwrap().set_len(size).unwrap();
+        std::fs::File::options()
+            .write(true)
+            .open(source.join(name))
+            .unwrap()
+            .set_len(size)
+            .unwrap();
     }
     let both = std::fs::File::create(source.join("both")).unwrap();
     both.write_all_at(b"in the middle", 1 << 20).unwrap();
