@@ -52,6 +52,30 @@ pub fn settle(device: &SharedDevice) -> Result {
     fs.unmount().map_err(replay)
 }
 
+/// Where the block for multi-mount protection is, in bytes, and the seed of its checksum.
+fn place(sb: &Superblock) -> Option<(u64, Option<u32>)> {
+    if !sb.features.has(Feature::MMP) || sb.mmp_block.0 == 0 {
+        return None;
+    }
+    let seed = sb.features.metadata_csum().then(|| sb.checksum_seed());
+    Some((sb.mmp_block.0.saturating_mul(u64::from(sb.block_size.bytes())), seed))
+}
+
+/// Who has the file system, for people.
+fn holder(mmp: &Mmp) -> Option<String> {
+    let what = match mmp.state {
+        MmpState::Clean => return None,
+        MmpState::Active(_) => "a mount",
+        MmpState::Fsck => "a check or a conversion",
+        MmpState::Unsafe(_) => "something unknown",
+    };
+    let node = match String::from_utf8_lossy(mmp.node()).trim() {
+        "" => String::new(),
+        node => format!(" on {node}"),
+    };
+    Some(format!("{what}{node}, or one that was cut off"))
+}
+
 /// Multi-mount protection for the time of a change.
 pub struct Guard {
     device: SharedDevice,
@@ -67,19 +91,41 @@ impl Guard {
     /// [`ChangeError::InUse`], a damaged block, the device's.
     pub fn take(device: &SharedDevice, sb: &Superblock) -> Result<Guard> {
         let mut guard = Guard { device: Arc::clone(device), place: None };
-        if !sb.features.has(Feature::MMP) || sb.mmp_block.0 == 0 {
-            return Ok(guard);
-        }
-        let seed = sb.features.metadata_csum().then(|| sb.checksum_seed());
-        let offset = sb.mmp_block.0.saturating_mul(u64::from(sb.block_size.bytes()));
+        let Some((offset, seed)) = place(sb) else { return Ok(guard) };
         let mmp = guard.read(offset, seed)?;
-        if mmp.state != MmpState::Clean {
-            let node = String::from_utf8_lossy(mmp.node()).into_owned();
-            return Err(ChangeError::InUse { why: format!("{:?} by {node:?}", mmp.state) });
+        if let Some(why) = holder(&mmp) {
+            return Err(ChangeError::InUse { why });
         }
         guard.write(offset, seed, mmp, MmpState::Fsck)?;
         guard.place = Some(offset);
         Ok(guard)
+    }
+
+    /// Returns who has the file system, by what the block says; `None`: nobody. Whoever was cut off is in
+    /// it still.
+    ///
+    /// # Errors
+    ///
+    /// A damaged block, the device's.
+    pub fn left(device: &SharedDevice) -> Result<Option<String>> {
+        let sb = superblock(&**device)?;
+        let Some((offset, seed)) = place(&sb) else { return Ok(None) };
+        let guard = Guard { device: Arc::clone(device), place: None };
+        Ok(holder(&guard.read(offset, seed)?))
+    }
+
+    /// Takes the file system away from whoever has it by what the block says. Only the caller knows that
+    /// nobody does, on any host.
+    ///
+    /// # Errors
+    ///
+    /// A damaged block, the device's.
+    pub fn clear(device: &SharedDevice) -> Result {
+        let sb = superblock(&**device)?;
+        let Some((offset, seed)) = place(&sb) else { return Ok(()) };
+        let guard = Guard { device: Arc::clone(device), place: None };
+        let mmp = guard.read(offset, seed)?;
+        guard.write(offset, seed, mmp, MmpState::Clean)
     }
 
     fn read(&self, offset: u64, seed: Option<u32>) -> Result<Mmp> {

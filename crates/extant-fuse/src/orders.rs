@@ -30,7 +30,8 @@ pub const TUNE: &[u8] = b"extant.order.tune=";
 ///
 /// Setting an attribute waits for other changes of the inode. While the file system is frozen these
 /// wait in turn, so `thaw` may never arrive that way: *getting* the attribute named [`ORDER`]
-/// followed by the order does the same without waiting; its value is `done`.
+/// followed by the order does the same without waiting; its value is `done`. Asking for the length of that
+/// value gives no order.
 pub const CONTROL: &[u8] = b"extant.control";
 /// In front of an order, the name of an attribute: asking for it gives the order too, as
 /// `extant.order.thaw`. See [`CONTROL`]; and a mount for reading lets no attribute be set.

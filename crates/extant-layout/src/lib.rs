@@ -40,5 +40,6 @@ pub use geometry::{FixedRuns, Geometry, GroupLayout, Groups, JournalGeometry, No
 pub use grown::{NewGroup, NewGroups, Shape, blocks_max, share_of};
 pub use heads::{GroupHead, Heads};
 pub use sizes::{
-    JOURNAL_BLOCKS_MAX, JOURNAL_BLOCKS_MIN, default_journal_blocks, default_orphan_file_blocks,
+    JOURNAL_BLOCKS_MAX, JOURNAL_BLOCKS_MIN, default_fast_commit_blocks, default_journal_blocks,
+    default_orphan_file_blocks,
 };

@@ -30,6 +30,16 @@ pub fn default_journal_blocks(blocks: u64) -> Option<u32> {
     })
 }
 
+/// Blocks for fast commits that mke2fs puts behind a log of `log` blocks.
+///
+/// A journal that names no number of them has 256, and Linux mounts none whose log has fewer than
+/// [`JOURNAL_BLOCKS_MIN`] blocks without them.
+#[must_use]
+pub fn default_fast_commit_blocks(log: u32) -> u32 {
+    const LOG_PER_FAST_COMMIT: u32 = 64;
+    log / LOG_PER_FAST_COMMIT
+}
+
 /// Blocks of the orphan file of a file system of `blocks` blocks, by default.
 #[must_use]
 pub fn default_orphan_file_blocks(blocks: u64, block_size: BlockSize) -> u64 {

@@ -1,5 +1,7 @@
 //! Group descriptors: from backups, and other places for what lies where it cannot.
 
+use std::collections::BTreeSet;
+
 use extant_base::{FsBlock, GroupIndex};
 use extant_check::Problem;
 use extant_format::features::Incompat;
@@ -41,6 +43,35 @@ impl Piece {
             Piece::Table => descriptor.inode_table = FsBlock(block),
         }
     }
+}
+
+/// The group whose places a problem is about.
+fn misplaced(problem: &Problem) -> Option<u32> {
+    match problem {
+        Problem::Group(GroupError::Checksum { group, .. } | GroupError::OutOfRange { group, .. })
+        | Problem::OutsideGroup { group, .. }
+        | Problem::MetadataOverlap { group, .. } => Some(group.0),
+        _ => None,
+    }
+}
+
+/// Gives the groups that these problems are about the places that their backups name. Returns whether that
+/// changed any: then nothing else is to be moved before everything was examined again. What is free was
+/// found out by the wrong places, and what overlaps too.
+pub(crate) fn renew(state: &mut State, problems: &[Problem]) -> Fixed<bool> {
+    let groups: BTreeSet<u32> = problems.iter().filter_map(misplaced).collect();
+    let mut any = false;
+    for group in groups {
+        let descriptor = state.group(group)?;
+        let Some(backup) = from_backup(state, group)? else { continue };
+        let pieces = [Piece::BlockBitmap, Piece::InodeBitmap, Piece::Table];
+        if pieces.iter().all(|piece| piece.get(&backup) == piece.get(&descriptor)) {
+            continue;
+        }
+        fix_checksum(state, group)?;
+        any = true;
+    }
+    Ok(any)
 }
 
 /// Sets one descriptor right.
@@ -126,15 +157,6 @@ fn fix_place(state: &mut State, group: u32, what: &str, overlaps: bool) -> Fixed
     };
     let mut descriptor = state.group(group)?;
     let old = piece.get(&descriptor);
-    if let Some(backup) = from_backup(state, group)?
-        && piece.get(&backup) != old
-    {
-        for piece in [Piece::BlockBitmap, Piece::InodeBitmap, Piece::Table] {
-            piece.set(&mut descriptor, piece.get(&backup));
-        }
-        distrust(&mut descriptor);
-        return state.set_group(group, descriptor);
-    }
     let len = match piece {
         Piece::Table => u64::from(state.sb.inode_table_blocks()),
         _ => 1,

@@ -16,7 +16,7 @@ use extant_jbd2::{
     recover_to_device,
 };
 
-use extant_layout::{JOURNAL_BLOCKS_MIN, default_journal_blocks};
+use extant_layout::{JOURNAL_BLOCKS_MIN, default_fast_commit_blocks, default_journal_blocks};
 
 use crate::draft::{Draft, UNIT};
 use crate::error::{Fixed, Trouble};
@@ -188,7 +188,7 @@ fn new_superblock(state: &State, len: u32, old: &[u8]) -> Fixed<Vec<u8>> {
         incompat,
         uuid: old.as_ref().map_or([0; 16], |old| old.uuid),
         checksum_type: if incompat.intersects(csum) { 4 } else { 0 },
-        fast_commit_blocks: old.as_ref().map_or(0, |old| old.fast_commit_blocks),
+        fast_commit_blocks: fast_commit_blocks(state, len, old.as_ref()),
         ..JournalSuperblock::empty(state.sb.block_size, len)
     };
     let mut bytes = vec![0; state.block_bytes()];
@@ -196,11 +196,26 @@ fn new_superblock(state: &State, len: u32, old: &[u8]) -> Fixed<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Blocks for fast commits of a journal of `len` blocks that is made anew: those that it had, or as many as
+/// mke2fs gives it, as far as a log stays that the kernel takes.
+fn fast_commit_blocks(state: &State, len: u32, old: Option<&JournalSuperblock>) -> u32 {
+    if let Some(old) = old {
+        return old.fast_commit_blocks;
+    }
+    if !state.sb.features.has(Feature::FAST_COMMIT) {
+        return 0;
+    }
+    let default = default_journal_blocks(state.sb.blocks_count).unwrap_or(len);
+    default_fast_commit_blocks(default).min(len.saturating_sub(JOURNAL_BLOCKS_MIN))
+}
+
 /// Makes the journal anew. Without room for one, the feature is taken away.
 pub(crate) fn make(state: &mut State) -> Fixed {
     let ino = Ino::JOURNAL;
     let mut record = state.load(ino)?;
-    let blocks = default_journal_blocks(state.sb.blocks_count);
+    let has_fast_commits = state.sb.features.has(Feature::FAST_COMMIT);
+    let blocks = default_journal_blocks(state.sb.blocks_count)
+        .map(|log| log + if has_fast_commits { default_fast_commit_blocks(log) } else { 0 });
     state.fill_new(&mut record);
     let taken = match blocks {
         Some(blocks) => state.take_file(blocks),

@@ -4,7 +4,7 @@ mod common;
 
 use std::io::Cursor;
 
-use common::{SETS, pieces, planned, problems, repaired, sample, seen};
+use common::{SETS, losses, pieces, planned, problems, repaired, sample, seen};
 use extant_block::{BlockDevice, MemoryDevice};
 use extant_repair::{UndoError, undo};
 use extant_testkit::{oracle, require, tempdir};
@@ -159,6 +159,70 @@ fn a_list_of_the_resize_inode_has_nothing_behind_its_end() {
     repaired(&device).unwrap();
     assert_eq!(problems(&device), [""; 0]);
     assert_eq!(common::e2fsck(&device, dir.path(), false).unwrap(), "");
+}
+
+/// What descriptors without sense say to be free, or to overlap, is nothing to go by: before anything is moved
+/// the backups count, for all groups.
+#[test]
+fn descriptors_that_are_gone_come_from_a_backup_and_no_file_is_touched() {
+    let mut done = 0;
+    for features in SETS {
+        for byte in [0, 0xff] {
+            let dir = tempdir().unwrap();
+            let device = require!(sample(dir.path(), features));
+            let before = seen(&device);
+            let mut sb = [0; 1024];
+            device.read_at(1024, &mut sb).unwrap();
+            let word = |at: usize| u32::from_le_bytes(sb[at..at + 4].try_into().unwrap());
+            let (blocks, first, in_group) = (word(4), word(20), word(32));
+            if blocks - first <= in_group {
+                println!("{features:?}: one group, no backup");
+                continue;
+            }
+            let size = 1024u64 << word(24);
+            let at = (u64::from(first) + 1) * size;
+            device.write_at(at, &vec![byte; size as usize]).unwrap();
+            repaired(&device).unwrap();
+            assert_eq!(losses(&before, &device), [""; 0], "{features:?} {byte}");
+            assert_eq!(problems(&device), [""; 0], "{features:?} {byte}");
+            let said = common::e2fsck(&device, dir.path(), false).unwrap();
+            assert_eq!(said, "", "{features:?} {byte}");
+            done += 1;
+        }
+    }
+    assert!(done >= 8, "{done}");
+}
+
+/// As a mount leaves it that was cut off: it says that there may be orphans, and there are none.
+#[test]
+fn what_a_mount_said_of_orphans_goes_with_the_journal() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("cut.img");
+    require!(oracle::mke2fs(&path, "64M", &["-text4", "-b4096", "-Oorphan_file"]));
+    oracle::debugfs(&path, true, "feature needs_recovery orphan_present").unwrap();
+    let device = extant_testkit::image::load(&path);
+    repaired(&device).unwrap();
+    assert_eq!(problems(&device), [""; 0]);
+    assert_eq!(common::e2fsck(&device, dir.path(), false).unwrap(), "");
+}
+
+/// Of 64 MiB, where the log has the fewest blocks that the kernel takes, and none to give away.
+#[test]
+fn a_journal_that_is_made_anew_has_a_log_beside_its_fast_commits() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("fast.img");
+    for damage in ["clri <8>", "zap_block -f <8> 0"] {
+        require!(oracle::mke2fs(&path, "64M", &["-text4", "-b4096", "-Ofast_commit"]));
+        oracle::debugfs(&path, true, damage).unwrap();
+        let device = extant_testkit::image::load(&path);
+        assert_ne!(problems(&device), [""; 0], "{damage}");
+        repaired(&device).unwrap();
+        assert_eq!(problems(&device), [""; 0], "{damage}");
+        std::fs::remove_file(&path).unwrap();
+        extant_testkit::image::save(&device, &path);
+        // The kernel mounts it.
+        drop(require!(oracle::LoopMount::read_write(&path)));
+    }
 }
 
 #[test]

@@ -9,7 +9,8 @@ use extant_format::orphan::OrphanBlock;
 use extant_format::quota::{QuotaEntry, QuotaFile, QuotaKind};
 use extant_format::record::{self, Record, put, u32_at};
 use extant_layout::{
-    JOURNAL_BLOCKS_MAX, JOURNAL_BLOCKS_MIN, default_journal_blocks, default_orphan_file_blocks,
+    JOURNAL_BLOCKS_MAX, JOURNAL_BLOCKS_MIN, default_fast_commit_blocks, default_journal_blocks,
+    default_orphan_file_blocks,
 };
 
 use crate::error::{Result, TuneError, refuse};
@@ -22,8 +23,30 @@ const MMP_INTERVAL_MAX: u16 = 300;
 /// Blocks for fast commits that the kernel takes from the end of a journal that names none.
 const FAST_COMMIT_BLOCKS: u32 = 256;
 
-/// Blocks that the journal is to have.
-fn journal_blocks(work: &Work<'_>) -> Result<u32> {
+/// Blocks of a new journal.
+#[derive(Clone, Copy)]
+struct JournalBlocks {
+    /// All of them.
+    total: u32,
+    /// Those at its end for fast commits. The kernel mounts no journal whose log is too short without them.
+    fast_commit: u32,
+}
+
+/// Blocks that the journal is to have. What was asked for is the log, as for mke2fs.
+fn journal_blocks(work: &Work<'_>) -> Result<JournalBlocks> {
+    let log = log_blocks(work)?;
+    let fast_commit = if work.has(Feature::FAST_COMMIT) {
+        default_fast_commit_blocks(
+            default_journal_blocks(work.image.sb.blocks_count).unwrap_or(log),
+        )
+    } else {
+        0
+    };
+    Ok(JournalBlocks { total: log.saturating_add(fast_commit), fast_commit })
+}
+
+/// Blocks that the log of the journal is to have.
+fn log_blocks(work: &Work<'_>) -> Result<u32> {
     let sb = &work.image.sb;
     let Some(bytes) = work.request.journal_bytes else {
         return match default_journal_blocks(sb.blocks_count) {
@@ -63,15 +86,18 @@ pub(crate) fn journal_on(work: &mut Work<'_>) -> Result {
 
 /// The new blocks lie where mke2fs has them: in the middle, in as few pieces as there are.
 fn new_journal(work: &mut Work<'_>) -> Result {
-    let blocks = journal_blocks(work)?;
+    let JournalBlocks { total: blocks, fast_commit } = journal_blocks(work)?;
     let ino = Ino::JOURNAL;
     let flex = work.image.sb.groups_per_flex().max(1);
     work.space.begin_at(work.image.sb.group_count / 2 / flex * flex);
     let extents = work.space.take_file(&work.image, blocks, "has_journal")?;
     let mut bytes = vec![0; work.image.block_bytes()];
-    JournalSuperblock::empty(work.image.sb.block_size, blocks)
-        .encode(&mut bytes)
-        .map_err(TuneError::damaged)?;
+    JournalSuperblock {
+        fast_commit_blocks: fast_commit,
+        ..JournalSuperblock::empty(work.image.sb.block_size, blocks)
+    }
+    .encode(&mut bytes)
+    .map_err(TuneError::damaged)?;
     // What lies in the other blocks is never taken for a transaction: the log is empty.
     if let Some(first) = extents.first() {
         work.image.write_fresh(first.device_start.0, &bytes)?;
@@ -105,7 +131,7 @@ pub(crate) fn journal_size(work: &mut Work<'_>) -> Result {
         return refuse("journal size", "the journal is on another device");
     }
     let old = work.image.load(work.image.sb.journal_inode)?;
-    let blocks = journal_blocks(work)?;
+    let blocks = journal_blocks(work)?.total;
     if old.size() / work.image.block_bytes() as u64 == u64::from(blocks) {
         return Ok(());
     }

@@ -34,6 +34,9 @@ pub struct Request {
     pub stripe_width: Option<u32>,
     /// Seconds between two updates of the multi-mount block.
     pub mmp_interval: Option<u16>,
+    /// Whether multi-mount protection forgets who has the file system: nobody does, on any host. Changes,
+    /// checks and mounts that are cut off leave it said. Not kept for undoing.
+    pub clear_mmp: bool,
     /// Seconds since 1970: the times of new files.
     pub now: i64,
 }

@@ -235,7 +235,16 @@ fn plan_of(device: &SharedDevice, planned: &[Planned], features: Features) -> Re
 pub fn plan(device: &SharedDevice, request: &Request) -> std::result::Result<Plan, TuneError> {
     let view = settled_view(device)?;
     let (planned, features) = steps(&view, request)?;
-    plan_of(&view, &planned, features)
+    let mut plan = plan_of(&view, &planned, features)?;
+    if request.clear_mmp && Guard::left(device)?.is_some() {
+        plan.steps.insert(0, cleared());
+    }
+    Ok(plan)
+}
+
+/// The step that takes the file system away from whoever was cut off.
+fn cleared() -> Done {
+    Done { what: "clear_mmp".to_owned(), quiet_blocks: 0, switched_blocks: 1, is_atomic: true }
 }
 
 /// Is told what will be overwritten, each place an offset and a length in bytes; an error ends the change.
@@ -254,6 +263,10 @@ pub fn tune(
     request: &Request,
     before_writing: &mut BeforeWriting<'_>,
 ) -> std::result::Result<Plan, TuneError> {
+    let is_cleared = request.clear_mmp && Guard::left(device)?.is_some();
+    if is_cleared {
+        Guard::clear(device)?;
+    }
     let sb = superblock(&**device)?;
     if is_unsettled(&sb) {
         // What cannot be done is known before anything is written.
@@ -261,7 +274,10 @@ pub fn tune(
         settle(device)?;
     }
     let (planned, features) = steps(device, request)?;
-    let plan = plan_of(device, &planned, features)?;
+    let mut plan = plan_of(device, &planned, features)?;
+    if is_cleared {
+        plan.steps.insert(0, cleared());
+    }
     if planned.is_empty() {
         return Ok(plan);
     }

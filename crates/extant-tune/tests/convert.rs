@@ -411,6 +411,65 @@ fn the_kernel_mounts_what_was_converted_and_fills_it() {
     }
 }
 
+/// Of 64 MiB, where the log has the fewest blocks that the kernel takes, and none to give away.
+#[test]
+fn the_kernel_mounts_new_journals_with_fast_commits() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("fast.img");
+    let now = || Request { now: 1_700_000_000, ..Request::default() };
+    for (words, request) in [
+        ("fast_commit", Request { journal_bytes: Some(4 << 20), ..now() }),
+        ("fast_commit", Request { journal_bytes: Some(6 << 20), ..now() }),
+        ("fast_commit,^has_journal", features("has_journal")),
+        ("^fast_commit", Request { journal_bytes: Some(5 << 20), ..features("fast_commit") }),
+    ] {
+        let set = format!("-O{words}");
+        let size = if words.contains("^has_journal") { "-m5" } else { "-Jsize=5" };
+        require!(oracle::mke2fs(&path, "64M", &["-text4", "-b4096", size, &set]));
+        let (device, plan) = tuned(&image::load(&path), &request).unwrap();
+        assert!(!plan.steps.is_empty(), "{words} {request:?}");
+        assert_eq!(problems(&device), [""; 0], "{words} {request:?}");
+        assert_eq!(require!(e2fsck(&device, dir.path())), "", "{words} {request:?}");
+        std::fs::remove_file(&path).unwrap();
+        image::save(&device, &path);
+        let mount = require!(LoopMount::attempt(&path, MountFlags::empty(), ""));
+        assert!(mount.is_ok(), "{words} {request:?}: {:?}", mount.err());
+    }
+}
+
+/// Multi-mount protection keeps a conversion that was killed, because nothing tells it from one that is under
+/// way on another host: whoever knows that says so.
+#[test]
+fn what_was_killed_under_multi_mount_protection_is_in_nobodys_way_when_told() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("mmp.img");
+    require!(oracle::mke2fs(&path, "24M", &["-text4", "-b1024", "-Jsize=4", "-Ommp"]));
+    let device: SharedDevice = Arc::new(image::load(&path));
+    // Dropped without its end, as by SIGKILL.
+    drop(
+        extant_change::Guard::take(&device, &extant_change::superblock(&*device).unwrap()).unwrap(),
+    );
+    let quota = features("quota");
+    let error = tune(&device, &quota, &mut |_| Ok(())).unwrap_err().to_string();
+    assert!(error.contains("a check or a conversion"), "{error}");
+    let clear = Request { clear_mmp: true, ..Request::default() };
+    for (steps, request) in [(1, &clear), (0, &clear)] {
+        assert_eq!(extant_tune::plan(&device, request).unwrap().steps.len(), steps);
+        assert_eq!(tune(&device, request, &mut |_| Ok(())).unwrap().steps.len(), steps);
+    }
+    tune(&device, &quota, &mut |_| Ok(())).unwrap();
+    // With other wishes in one request.
+    drop(
+        extant_change::Guard::take(&device, &extant_change::superblock(&*device).unwrap()).unwrap(),
+    );
+    let both = Request { clear_mmp: true, ..features("^quota") };
+    assert_eq!(tune(&device, &both, &mut |_| Ok(())).unwrap().steps.len(), 2);
+    let mut bytes = vec![0; device.size_bytes() as usize];
+    device.read_at(0, &mut bytes).unwrap();
+    std::fs::write(&path, bytes).unwrap();
+    assert_eq!(require!(e2fsck(&image::load(&path), dir.path())), "");
+}
+
 /// Fields of the superblock, descriptors, tables and maps with other values: what becomes of it does
 /// not matter, as long as it ends.
 #[test]

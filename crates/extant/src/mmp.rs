@@ -289,7 +289,10 @@ fn in_use(mmp: &Mmp) -> FsError {
     };
     let (node, device, time) = (text(mmp.node()), text(mmp.device()), mmp.time);
     let who = match mmp.state {
-        MmpState::Fsck => "e2fsck".to_owned(),
+        // Both say nothing more, and leave it there when they are cut off.
+        MmpState::Fsck => "e2fsck or a conversion, or one that was cut off (if no host uses it: \
+                           extant tune -E clear_mmp)"
+            .to_owned(),
         MmpState::Unsafe(sequence) => format!("something unknown (sequence {sequence:#010x})"),
         MmpState::Clean => "somebody who has just let it go".to_owned(),
         MmpState::Active(_) => "another mount".to_owned(),

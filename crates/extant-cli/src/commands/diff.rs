@@ -7,15 +7,13 @@ use std::path::Path;
 
 use clap::Args;
 use extant::{FileKind, FsError, Inode, Walk, WalkEntry};
-use extant_image::output::Output;
 use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::{Map, Value, json};
 
-use crate::commands::tar::Writer;
+use crate::commands::tar::{Writer, archive_output};
 use crate::exit::{Exit, Failure, Result};
 use crate::image::{Failures, Image, ReadArgs, split};
 use crate::output::{Out, put_bytes};
-use crate::text::escape;
 
 /// Bytes compared at once.
 const CHUNK_BYTES: u64 = 1 << 20;
@@ -359,12 +357,7 @@ fn layer(args: &DiffArgs, old: &Image, new: &Image, path: &OsString) -> Result<E
         }
         write_layer(args, old, new, io::BufWriter::with_capacity(CHUNK_BYTES as usize, out))?
     } else {
-        let target = Path::new(path);
-        if target.exists() && !target.is_file() {
-            let name = escape(path.as_encoded_bytes());
-            return Err(Failure::new(Exit::Refused, format!("{name}: it is no regular file")));
-        }
-        let output = Output::create(target, 0)?;
+        let output = archive_output(Path::new(path))?;
         let file = output.device().file();
         let result =
             write_layer(args, old, new, io::BufWriter::with_capacity(CHUNK_BYTES as usize, file))?;

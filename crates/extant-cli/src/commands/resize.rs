@@ -426,7 +426,13 @@ pub(crate) fn of_change(error: &ChangeError, name: &str) -> (Exit, Option<String
             (Exit::Image, Some(format!("extant repair {name} sets it right")))
         }
         ChangeError::DeviceTooSmall { wanted, .. } => (Exit::Image, Some(cut_off(name, *wanted))),
-        ChangeError::InUse { .. } => (Exit::Refused, None),
+        ChangeError::InUse { .. } => {
+            (Exit::Refused, Some(format!("if no host uses it: extant tune -E clear_mmp {name}")))
+        }
+        ChangeError::Device(error) if error.is_full() => (
+            Exit::NoSpace,
+            Some("make room on the disk that holds the image, and try again".to_owned()),
+        ),
         _ => (
             Exit::Io,
             Some(format!(

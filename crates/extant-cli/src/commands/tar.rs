@@ -1,13 +1,15 @@
 //! `extant tar`: files of an image as a tar archive.
 
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, Write};
+use std::fs::File;
+use std::io::{self, IsTerminal, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use clap::Args;
 use extant::{AclKind, FileKind, Inode, Timestamp};
-use extant_image::output::Output;
+use extant_image::output::{Existing, Output, existing};
+use extant_image::signature::{Class, PROBE_BYTES, recognise};
 use rustc_hash::FxHashMap;
 
 use crate::acl_text::entries_text;
@@ -44,12 +46,7 @@ pub(crate) fn run(args: &TarArgs) -> Result<Exit> {
     let start = image.resolve_link()?;
     match &args.output {
         Some(path) => {
-            let target = Path::new(path);
-            if target.exists() && !target.is_file() {
-                let name = escape(path.as_bytes());
-                return Err(Failure::new(Exit::Refused, format!("{name}: it is no regular file")));
-            }
-            let output = Output::create(target, 0)?;
+            let output = archive_output(Path::new(path))?;
             let file = io::BufWriter::with_capacity(CHUNK_BYTES, output.device().file());
             let failures = write(&image, &start, file)?;
             output.commit()?;
@@ -64,6 +61,32 @@ pub(crate) fn run(args: &TarArgs) -> Result<Exit> {
             Ok(write(&image, &start, io::BufWriter::with_capacity(CHUNK_BYTES, out))?.exit())
         }
     }
+}
+
+/// Begins an archive in a file. An older archive is replaced, but nothing that is read as an image or a disk:
+/// `tar -o IMG IMG` is a slip, and what it would take away is all that there is.
+pub(crate) fn archive_output(path: &Path) -> Result<Output> {
+    let name = escape(path.as_os_str().as_bytes());
+    match existing(path)? {
+        Existing::Nothing => {}
+        Existing::File(_) => {
+            let mut head = Vec::with_capacity(PROBE_BYTES);
+            let file =
+                File::open(path).map_err(|error| Failure::caused(Exit::Io, &name, &error))?;
+            file.take(PROBE_BYTES as u64)
+                .read_to_end(&mut head)
+                .map_err(|error| Failure::caused(Exit::Io, &name, &error))?;
+            if let Some(found) = recognise(&head)
+                && found.class != Class::Tar
+            {
+                let message = format!("{name} is {}; no archive takes its place", found.name);
+                return Err(Failure::new(Exit::Refused, message)
+                    .hint(format!("write to another name, or remove {name} first")));
+            }
+        }
+        _ => return Err(Failure::new(Exit::Refused, format!("{name}: it is no regular file"))),
+    }
+    Ok(Output::create(path, 0)?)
 }
 
 /// Writes the whole archive.
@@ -202,14 +225,22 @@ impl<W: Write> Writer<W> {
     ) -> Result<()> {
         let size = inode.size();
         // Once to count, so that no list of runs is kept, however many there are.
-        let (mut runs, mut map, mut data) = (0u64, 0u64, 0u64);
+        let (mut runs, mut map, mut data, mut end) = (0u64, 0u64, 0u64, 0u64);
         each_run(inode, |from, len| {
             runs += 1;
             map += map_entry_len(from) + map_entry_len(len);
             data += len;
+            end = from + len;
             Ok(())
         })
         .map_err(|error| error.into_failure(image, path))?;
+        // GNU tar makes a file as long as its map says, whatever the header does: a hole at the end needs
+        // an empty run behind it.
+        let ends_in_hole = end < size;
+        if ends_in_hole {
+            runs += 1;
+            map += map_entry_len(size) + map_entry_len(0);
+        }
         if data >= size {
             self.header(name, Kind::File(size), inode, records)?;
         } else {
@@ -218,6 +249,9 @@ impl<W: Write> Writer<W> {
             let archive = &mut self.archive;
             each_run(inode, |from, len| Ok(archive.map_entry(from, len)?))
                 .map_err(|error| error.into_failure(image, path))?;
+            if ends_in_hole {
+                self.archive.map_entry(size, 0)?;
+            }
             self.archive.pad()?;
         }
         let (archive, buffer) = (&mut self.archive, &mut self.buffer);

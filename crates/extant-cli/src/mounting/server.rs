@@ -448,9 +448,9 @@ fn opening(error: OpenError, path: &Path) -> Failure {
         let message = format!("{name} is a directory, not an image");
         return Failure::new(Exit::Usage, message).hint(FIRST_THE_IMAGE);
     }
-    let is_readable = File::open(path).is_ok();
     let failure = Failure::from(error);
-    match is_readable && failure.exit == Exit::Io {
+    // As an image is opened: of a pipe, a plain open would wait for its other end.
+    match failure.exit == Exit::Io && FileDevice::open_read_only(path).is_ok() {
         true => failure.hint("-o ro mounts it for reading"),
         false => failure,
     }

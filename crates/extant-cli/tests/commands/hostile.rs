@@ -155,6 +155,15 @@ fn full_and_read_only_targets() {
         place.run(&["extract", "b.img", "small/out"]).ends_with(6).complains(&["No space left"]);
         assert!(!at.join("out/large").exists());
     }
+    if let Some(_small) = Tmpfs::mount(&at, "size=2M") {
+        place.run(&["mkfs", "-q", "-J", "none", "small/c.img", "40M"]).succeeds();
+        // To the last block, so that nothing is left for the tables of new groups.
+        let _ = std::fs::write(at.join("filler"), vec![1; 2 << 20]);
+        place.run(&["resize", "small/c.img", "200M"]).ends_with(6).hints("make room");
+        std::fs::remove_file(at.join("filler")).unwrap();
+        place.run(&["resize", "small/c.img", "200M"]).succeeds();
+        place.run(&["check", "small/c.img"]).succeeds();
+    }
     if let Some(_fixed) = Tmpfs::mount(&at, "ro,size=300k") {
         place
             .run(&["build", "small/a.img", "--from", "source"])

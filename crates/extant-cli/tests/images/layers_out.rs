@@ -78,7 +78,9 @@ fn an_archive_of_an_image_makes_the_same_image_again() {
         "--exclude=lost+found",
     ];
     if tool(&place, "tar", &["--version"]) {
-        assert!(tool(&place, "tar", &args), "GNU tar finds differences");
+        let output = support::tool("tar", &args, place.0.path()).unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "GNU tar finds differences: {text}");
     }
     // A part of an image, and a single file.
     place.run(&["tar", "-o", "long.tar", "a.img:/long"]).succeeds();
@@ -87,6 +89,65 @@ fn an_archive_of_an_image_makes_the_same_image_again() {
     place.run(&["tar", "-o", "one.tar", "a.img:/one"]).succeeds();
     place.run(&["build", "c.img", "-F", "-q", "--from", "one.tar"]).succeeds();
     assert_eq!(place.run(&["cat", "c.img:/one"]).succeeds().out(), "linked");
+}
+
+#[test]
+fn gnu_tar_extracts_files_that_end_in_a_hole_as_long_as_they_are() {
+    let place = Place::new();
+    let source = place.path("source");
+    std::fs::create_dir(&source).unwrap();
+    for (name, contents, size) in [
+        ("hole", &b""[..], 1 << 20),
+        ("short", b"abc", 5000),
+        ("long", b"abc", 1 << 30),
+        ("data", b"abc", 3),
+    ] {
+        std::fs::write(source.join(name), contents).unwrap();
+        std::fs::File::options()
+            .write(true)
+            .open(source.join(name))
+            .unwrap()
+            .set_len(size)
+            .unwrap();
+    }
+    let both = std::fs::File::create(source.join("both")).unwrap();
+    both.write_all_at(b"in the middle", 1 << 20).unwrap();
+    both.set_len(3 << 20).unwrap();
+    place.run(&["build", "a.img", "-q", "--from", "source"]).succeeds();
+    place.run(&["tar", "-o", "a.tar", "a.img"]).succeeds();
+    std::fs::create_dir(place.path("out")).unwrap();
+    let args = ["-C", "out", "-xf", "a.tar"];
+    let Some(output) = support::tool("tar", &args, place.0.path()) else { return };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for name in ["hole", "short", "long", "data", "both"] {
+        let size = |dir: &str| std::fs::metadata(place.path(dir).join(name)).unwrap().len();
+        assert_eq!(size("out"), size("source"), "{name}");
+    }
+    for name in ["short", "data", "both"] {
+        let bytes = |dir: &str| std::fs::read(place.path(dir).join(name)).unwrap();
+        assert!(bytes("out") == bytes("source"), "{name}");
+    }
+}
+
+#[test]
+fn an_archive_takes_the_place_of_an_archive_and_of_no_image() {
+    let place = Place::with_image();
+    place.run(&["build", "b.img", "-q", "--from", "source"]).succeeds();
+    let before = std::fs::read(place.path("a.img")).unwrap();
+    std::os::unix::fs::symlink("a.img", place.path("link")).unwrap();
+    for out in ["a.img", "./a.img", "link"] {
+        for args in [&["tar", "-o", out, "a.img"][..], &["tar", "-o", out, "b.img"]] {
+            let ran = place.run(args).ends_with(7).complains(&["an ext4 file system"]);
+            ran.hints("another name");
+        }
+        place.run(&["diff", "--layer", out, "a.img", "b.img"]).ends_with(2);
+        assert!(std::fs::read(place.path("a.img")).unwrap() == before, "{out}");
+    }
+    std::fs::write(place.path("a.tar"), "notes").unwrap();
+    for _ in 0..2 {
+        place.run(&["tar", "-o", "a.tar", "a.img"]).succeeds();
+    }
+    place.run(&["build", "c.img", "-q", "--from", "a.tar"]).succeeds();
 }
 
 #[test]

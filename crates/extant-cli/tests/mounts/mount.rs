@@ -222,6 +222,14 @@ fn what_cannot_be_mounted_is_said_by_the_command_that_was_called() {
     run(&["mount", "--log", "/proc/no/log", "a.img", "m"])
         .ends_with(8)
         .complains(&["/proc/no/log"]);
+    // A pipe has no other end that would be waited for; `tool` ends what does not end.
+    let fifo = rustix::fs::FileType::Fifo;
+    let mode = rustix::fs::Mode::from(0o600);
+    rustix::fs::mknodat(rustix::fs::CWD, mounts.path("pipe"), fifo, mode, 0).unwrap();
+    let output = tool(support::EXTANT, &["mount", "pipe", "m"], mounts.place.0.path()).unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("pipe is a fifo"), "{said}");
     assert!(mounts.listed().is_none());
     // Nothing of it is left that would be in the way.
     mounts.mount(&[]).succeeds();

@@ -1,6 +1,8 @@
 //! Sizes of the journal and the orphan file.
 
-use extant_layout::{default_journal_blocks, default_orphan_file_blocks};
+use extant_layout::{
+    default_fast_commit_blocks, default_journal_blocks, default_orphan_file_blocks,
+};
 
 use super::{Geometry, GeometryError, JournalGeometry};
 use crate::options::{FastCommitSize, Feature, JournalOption, MkfsOptions, SizeOption};
@@ -9,8 +11,6 @@ use crate::options::{FastCommitSize, Feature, JournalOption, MkfsOptions, SizeOp
 const JOURNAL_BLOCKS_MIN: u64 = 1024;
 /// Most blocks of a journal that mke2fs makes.
 const JOURNAL_BLOCKS_MAX: u64 = 10_240_000;
-/// Journal blocks per block of fast commits, by default.
-const LOG_PER_FAST_COMMIT: u32 = 64;
 
 /// Largest orphan file the kernel opens, in bytes.
 const ORPHAN_FILE_BYTES_MAX: u64 = 8 << 20;
@@ -41,7 +41,7 @@ pub(super) fn size_journal(
     };
     let fast_commit_blocks = match options.fast_commit {
         _ if !geometry.has(Feature::FAST_COMMIT) => 0,
-        FastCommitSize::Auto => u64::from(default / LOG_PER_FAST_COMMIT),
+        FastCommitSize::Auto => u64::from(default_fast_commit_blocks(default)),
         FastCommitSize::Bytes(bytes) => bytes >> bits,
         FastCommitSize::Blocks(blocks) => u64::from(blocks),
     };

@@ -104,6 +104,8 @@ impl Session<'_> {
                 }
                 state.sb.state.insert(FsState::VALID);
                 state.sb.state.remove(FsState::ERROR | FsState::ORPHAN);
+                // Nothing is left, so no orphans are: whoever mounted it set this, whether there were any or not.
+                state.sb.features.remove(Feature::ORPHAN_PRESENT);
                 state.sb.error_count = 0;
                 let result = state.write_superblock();
                 self.note(batch, result)
@@ -118,6 +120,14 @@ impl Session<'_> {
     }
 
     fn fix_groups(&mut self, state: &mut State, batch: &[Problem]) -> Result<(), RepairError> {
+        match descriptors::renew(state, batch) {
+            Ok(false) => {}
+            Ok(true) => {
+                self.stale_backups = true;
+                return Ok(());
+            }
+            Err(trouble) => return self.note(batch, Err(trouble)),
+        }
         for problem in batch {
             let result = match problem {
                 Problem::GroupFlags { group, .. } => state.group(group.0).and_then(|descriptor| {

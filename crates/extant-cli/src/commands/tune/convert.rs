@@ -42,7 +42,7 @@ pub(super) struct ConvertArgs {
     #[arg(short = 'I', long, value_name = "BYTES")]
     inode_size: Option<u16>,
     /// Extended options by tune2fs's names: stride=, stripe_width=, hash_alg=, mount_opts=, encoding=,
-    /// encoding_flags=, mmp_update_interval=
+    /// encoding_flags=, mmp_update_interval=, clear_mmp
     #[arg(short = 'E', long, value_name = "LIST")]
     extended: Vec<String>,
     /// With -U: leave checksums as they are, by metadata_csum_seed
@@ -244,7 +244,8 @@ fn extended(request: &mut Request, word: &str) -> Result<()> {
                 _ => return Err(Failure::usage(format!("-E {word}: give strict or ^strict"))),
             });
         }
-        "clear_mmp" | "force_fsck" | "test_fs" | "^test_fs" | "orphan_file_size" | "revision" => {
+        "clear_mmp" => request.clear_mmp = true,
+        "force_fsck" | "test_fs" | "^test_fs" | "orphan_file_size" | "revision" => {
             return Err(unsupported(&format!("-E {word}"), "tune2fs has it, extant has not"));
         }
         _ => return Err(Failure::usage(format!("-E {word}: no such option"))),
@@ -316,6 +317,7 @@ mod tests {
         assert_eq!(one("mount_opts=a").unwrap().mount_options, Some(b"a".to_vec()));
         assert_eq!(one("stride=65536").unwrap_err().exit, Exit::Usage);
         assert_eq!(one("speed=1").unwrap_err().exit, Exit::Usage);
-        assert_eq!(one("clear_mmp").unwrap_err().exit, Exit::Unsupported);
+        assert!(one("clear_mmp").unwrap().clear_mmp);
+        assert_eq!(one("force_fsck").unwrap_err().exit, Exit::Unsupported);
     }
 }
