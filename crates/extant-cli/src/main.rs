@@ -31,6 +31,7 @@ mod mount_table;
 mod mounting;
 mod output;
 mod place;
+mod policy;
 mod progress;
 mod replace;
 mod restore;

@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use extant_block::{BlockDevice, OpenError};
-use extant_crypt::MasterKey;
+use extant_crypt::{MasterKey, Policy};
 use extant_sync::{Clock, SystemClock, threads};
 
 use crate::attributes::{fold_case, settle};
 use crate::base::{Base, BaseError, BaseImage};
-use crate::encrypt::{EncryptError, check_links, encrypt};
+use crate::encrypt::{EncryptError, check_links, encrypt_with, features_of};
 use crate::options::MkfsOptions;
 use crate::output::{Existing, Output, OutputError, existing, refuse_if_in_use};
 use crate::plan::{
@@ -53,7 +53,7 @@ pub struct Build<'a> {
     size: SizeSpec,
     transform: Transform,
     fs_verity: bool,
-    encrypted: Vec<(Vec<u8>, MasterKey)>,
+    encrypted: Vec<(Vec<u8>, MasterKey, Policy)>,
     folded: Vec<Vec<u8>>,
     base: Option<&'a dyn BaseImage>,
     threads: usize,
@@ -324,8 +324,22 @@ impl<'a> Build<'a> {
     /// Encrypts the directory `path` of the image and everything below it with `key` (fscrypt, policy version 2,
     /// AES-256-XTS and CTS). The file system gets the feature `encrypt`. What a [reproducible](Self::reproducible) build
     /// gives away, [`encrypt`](crate::encrypt) says.
-    pub fn encrypt(mut self, path: impl AsRef<[u8]>, key: MasterKey) -> Build<'a> {
-        self.encrypted.push((path.as_ref().to_vec(), key));
+    pub fn encrypt(self, path: impl AsRef<[u8]>, key: MasterKey) -> Build<'a> {
+        let policy = Policy::new(key.identifier());
+        self.encrypt_with(path, key, policy)
+    }
+
+    /// Encrypts the directory `path` as [`encrypt`](Self::encrypt) does, by any policy that Linux knows and extant
+    /// writes; its name of the key is the key's [identifier](MasterKey::identifier), or any descriptor. A policy with
+    /// inode numbers in its vectors gives the file system the feature `stable_inodes`, too: no inode of such an image can get
+    /// another number, nor the image another UUID.
+    pub fn encrypt_with(
+        mut self,
+        path: impl AsRef<[u8]>,
+        key: MasterKey,
+        policy: Policy,
+    ) -> Build<'a> {
+        self.encrypted.push((path.as_ref().to_vec(), key, policy));
         self
     }
 
@@ -476,9 +490,9 @@ impl<'a> Build<'a> {
             }
             mkfs = mkfs.with_features("casefold").expect("the name of a feature");
         }
-        for (path, key) in &self.encrypted {
-            encrypt(tree, path, key)?;
-            mkfs = mkfs.with_features("encrypt").expect("the name of a feature");
+        for (path, key, policy) in &self.encrypted {
+            encrypt_with(tree, path, key, policy)?;
+            mkfs = mkfs.with_features(features_of(policy)).expect("names of features");
         }
         check_links(tree)?;
         settle(tree, &mkfs.requested_features(), &mut layered.scanned.lost);

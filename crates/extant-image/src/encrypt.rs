@@ -1,4 +1,4 @@
-//! Directories that are encrypted in the image: names, contents and link targets below them (fscrypt, policy version 2).
+//! Directories that are encrypted in the image: names, contents and link targets below them (fscrypt).
 //!
 //! # Place
 //!
@@ -14,21 +14,23 @@
 //!
 //! # Nonces
 //!
-//! The nonce of a node is a hash of its path and of a seed. The seed is random, and in a reproducible build it follows
-//! from UUID and key, so that equal input gives equal bytes. Then whoever has two such images with one UUID and one key
-//! sees which blocks of 16 bytes of a file differ, and which names begin alike: the same is true of a file system and an
-//! older copy of it.
+//! The nonce of a node is a hash of its path, of the name of its key and of a seed. The seed is random, and in a
+//! reproducible build it follows from the UUID, so that equal input gives equal bytes. Then whoever has two such images
+//! with one UUID and one key sees which blocks of 16 bytes of a file differ (with Adiantum, which data units), and which
+//! names begin alike: the same is true of a file system and an older copy of it. Where vectors have the number of the
+//! inode, nonces are of no account, and the same is true of any two images with one UUID and one key.
 
 use std::fmt;
 
 use extant_base::sabotage;
 use extant_crypt::{
-    CipherFault, ContentsCipher, Context, MasterKey, NAME_BYTES_MIN, NONCE_BYTES, NamesCipher,
-    Place, Policy,
+    CipherFault, ContentsCipher, Context, IvKind, KeySpec, MasterKey, NAME_BYTES_MIN, NONCE_BYTES,
+    NamesCipher, Place, Policy,
 };
 use extant_sync::os_random;
 use sha2::{Digest, Sha256};
 
+use crate::keys::Keyed;
 use crate::tree::{Kind, NodeId, Tree, XattrSet, XattrSetId};
 
 /// The attribute with the context, among those of a node. No source has a name like that.
@@ -65,7 +67,14 @@ pub enum EncryptError {
     },
     /// The key does not do.
     Key(CipherFault),
-    /// More than 65,535 keys.
+    /// Linux gives no directory such a policy, or it names another key.
+    Policy(Policy),
+    /// Two keys have the same name, which policies of version 1 choose freely.
+    NameTaken {
+        /// The name.
+        key: KeySpec,
+    },
+    /// More than 65,535 policies.
     TooManyKeys,
 }
 
@@ -89,6 +98,19 @@ impl fmt::Display for EncryptError {
                  has no such links"
             ),
             Self::Key(fault) => fault.fmt(f),
+            Self::Policy(policy) => write!(
+                f,
+                "Linux gives no directory the policy of {} and {} with {:?}, names padded to {} bytes and the \
+                 key {}",
+                policy.contents.name(),
+                policy.names.name(),
+                policy.iv,
+                policy.padding,
+                policy.key
+            ),
+            Self::NameTaken { key } => {
+                write!(f, "two keys have the name {key}; each needs a name of its own")
+            }
             Self::TooManyKeys => f.write_str("there are more than 65535 keys"),
         }
     }
@@ -96,8 +118,19 @@ impl fmt::Display for EncryptError {
 
 impl std::error::Error for EncryptError {}
 
-/// Marks the directory `path` of `tree`, and everything below it, to be encrypted with `key`. Slashes at the beginning
-/// and end of the path do not count.
+/// Marks the directory `path` of `tree`, and everything below it, to be encrypted with `key` as Linux tools do it:
+/// AES-256, a key for each file. See [`encrypt_with`].
+///
+/// # Errors
+///
+/// [`EncryptError`]: the tree is then of no more use.
+pub fn encrypt(tree: &mut Tree, path: &[u8], key: &MasterKey) -> Result<(), EncryptError> {
+    encrypt_with(tree, path, key, &Policy::new(key.identifier()))
+}
+
+/// Marks the directory `path` of `tree`, and everything below it, to be encrypted with `key` by `policy`, which names the
+/// key by its [identifier](MasterKey::identifier), or in version 1 as it likes. Slashes at the beginning and end of the
+/// path do not count.
 ///
 /// # Errors
 ///
@@ -106,18 +139,34 @@ impl std::error::Error for EncryptError {}
 /// # Cost
 ///
 /// A walk over the directory; when the image is planned, about 400 bytes of memory for each file below it.
-pub fn encrypt(tree: &mut Tree, path: &[u8], key: &MasterKey) -> Result<(), EncryptError> {
+pub fn encrypt_with(
+    tree: &mut Tree,
+    path: &[u8],
+    key: &MasterKey,
+    policy: &Policy,
+) -> Result<(), EncryptError> {
     let shown = || path.escape_ascii().to_string();
     let top = tree.find_dir(path).ok_or_else(|| EncryptError::NoDirectory { path: shown() })?;
     if top == NodeId::ROOT || tree.path(top) == b"lost+found" {
         return Err(EncryptError::Needed { path: shown() });
     }
-    // Whatever the policy derives from it later is as long as this.
-    let context = Context { policy: Policy::new(key.identifier()), nonce: [0; NONCE_BYTES] };
-    ContentsCipher::new(key, &context, &PLACE).map_err(EncryptError::Key)?;
-    NamesCipher::new(key, &context, &PLACE).map_err(EncryptError::Key)?;
+    let is_named = match policy.key {
+        KeySpec::Identifier(_) => policy.key == key.identifier(),
+        KeySpec::Descriptor(_) => true,
+    };
+    if !is_named || !policy.is_supported() {
+        return Err(EncryptError::Policy(*policy));
+    }
+    // Whatever the policy derives from it later is as long as this. The plan looks at blocks and features.
+    let context = Context { policy: *policy, nonce: [0; NONCE_BYTES] };
+    let place = Place { ino: 0, uuid: [0; 16], is_stable: true, block_log2: 16 };
+    ContentsCipher::new(key, &context, &place).map_err(EncryptError::Key)?;
+    NamesCipher::new(key, &context, &place).map_err(EncryptError::Key)?;
 
-    let number = tree.keys.number(key).ok_or(EncryptError::TooManyKeys)?;
+    if tree.keys.has_other(key, policy) {
+        return Err(EncryptError::NameTaken { key: policy.key });
+    }
+    let number = tree.keys.number(key, policy).ok_or(EncryptError::TooManyKeys)?;
     let mut dirs = vec![top];
     let mut below = vec![top];
     while let Some(dir) = dirs.pop() {
@@ -164,33 +213,65 @@ pub fn check_links(tree: &Tree) -> Result<(), EncryptError> {
     Ok(())
 }
 
-/// Place of all inodes, as far as policies with a key for each file depend on one.
-const PLACE: Place = Place { ino: 0, uuid: [0; 16], is_stable: false, block_log2: 12 };
+/// Returns whether inodes of a policy are read only while inode numbers and UUID stay: the feature `stable_inodes`.
+fn needs_stable_inodes(policy: &Policy) -> bool {
+    matches!(policy.iv, IvKind::InoLblk64 | IvKind::InoLblk32)
+}
+
+/// Returns the features, as mke2fs takes them, that a file system needs for a policy.
+pub fn features_of(policy: &Policy) -> &'static str {
+    if needs_stable_inodes(policy) { "encrypt,stable_inodes" } else { "encrypt" }
+}
+
+/// Fails in words if what a node is encrypted with cannot be used on a file system like that.
+pub(crate) fn check_node(tree: &Tree, number: u16, place: &Place) -> Result<(), String> {
+    let Some(Keyed { policy, .. }) = tree.keys.get(number) else {
+        return Err(format!("there is no key number {number}"));
+    };
+    if needs_stable_inodes(policy) && !place.is_stable {
+        return Err("it is encrypted with the numbers of inodes, which needs the stable_inodes feature (-O \
+                    stable_inodes)"
+            .into());
+    }
+    match policy.data_unit_log2 {
+        Some(unit) if unit > place.block_log2 => Err(format!(
+            "it is encrypted in units of {} bytes, and blocks have {}",
+            1u64 << unit,
+            1u64 << place.block_log2
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Returns whether a directory can be in the order of its folded names. Policies of version 1 have no key for that.
+pub(crate) fn hashes_names(tree: &Tree, dir: NodeId) -> bool {
+    let keyed = tree.keys.get(tree.node(dir).key);
+    keyed.is_none_or(|keyed| matches!(keyed.policy.key, KeySpec::Identifier(_)))
+}
 
 /// The context of a node; `None` for one that is not encrypted.
 fn context(tree: &Tree, id: NodeId) -> Option<Context> {
-    let key = tree.keys.get(tree.node(id).key)?.identifier();
-    let mut hash = Sha256::new().chain_update(tree.keys.seed).chain_update(key.to_string());
+    let policy = tree.keys.get(tree.node(id).key)?.policy;
+    let mut hash = Sha256::new().chain_update(tree.keys.seed).chain_update(policy.key.to_string());
     if !sabotage("image.encrypt.one-nonce") {
         hash.update(tree.path(id));
     }
     let hash: [u8; 32] = hash.finalize().into();
     let mut nonce = [0; NONCE_BYTES];
     nonce.copy_from_slice(&hash[..NONCE_BYTES]);
-    Some(Context { policy: Policy::new(key), nonce })
+    Some(Context { policy, nonce })
 }
 
-/// The cipher of the names in a directory, or of a link's target; `None` for one that is not encrypted.
-pub(crate) fn names_cipher(tree: &Tree, id: NodeId) -> Option<NamesCipher> {
-    let key = tree.keys.get(tree.node(id).key)?;
-    NamesCipher::new(key, &context(tree, id)?, &PLACE).ok()
+/// The cipher of the names in a directory at that place, or of a link's target; `None` for one that is not encrypted.
+pub(crate) fn names_cipher(tree: &Tree, id: NodeId, place: &Place) -> Option<NamesCipher> {
+    let keyed = tree.keys.get(tree.node(id).key)?;
+    NamesCipher::new(&keyed.key, &context(tree, id)?, place).ok()
 }
 
-/// The cipher of a file's contents; `None` for one that is not encrypted.
-pub(crate) fn contents_cipher(tree: &Tree, id: NodeId, block_log2: u32) -> Option<ContentsCipher> {
-    let key = tree.keys.get(tree.node(id).key)?;
-    let place = Place { block_log2: block_log2 as u8, ..PLACE };
-    ContentsCipher::new(key, &context(tree, id)?, &place).ok()
+/// The cipher of a file's contents at that place; `None` for one that is not encrypted.
+pub(crate) fn contents_cipher(tree: &Tree, id: NodeId, place: &Place) -> Option<ContentsCipher> {
+    let keyed = tree.keys.get(tree.node(id).key)?;
+    ContentsCipher::new(&keyed.key, &context(tree, id)?, place).ok()
 }
 
 /// A name as a directory with that cipher stores it.
@@ -202,19 +283,21 @@ pub(crate) fn stored_name(cipher: &NamesCipher, name: &[u8]) -> Box<[u8]> {
 /// Bytes that a link's target takes where it is stored. `block` bytes are the most, with a zero byte that Linux counts.
 pub(crate) fn target_len(tree: &Tree, id: NodeId, block: usize) -> u64 {
     let node = tree.node(id);
-    if node.key == 0 {
+    let Some(keyed) = tree.keys.get(node.key) else {
         return node.size;
-    }
-    let padded = (node.size as usize).max(NAME_BYTES_MIN).next_multiple_of(32);
+    };
+    let padding = usize::from(keyed.policy.padding);
+    let padded = (node.size as usize).max(NAME_BYTES_MIN).next_multiple_of(padding);
     2 + padded.min(block - 3).max(node.size as usize) as u64
 }
 
 /// A link's target as it is stored: with the key its length and ciphertext.
-pub(crate) fn stored_target(tree: &Tree, id: NodeId, block: usize) -> Vec<u8> {
+pub(crate) fn stored_target(tree: &Tree, id: NodeId, place: &Place) -> Vec<u8> {
     let target = tree.target(tree.node(id));
-    let Some(cipher) = names_cipher(tree, id) else {
+    let Some(cipher) = names_cipher(tree, id, place) else {
         return target.to_vec();
     };
+    let block = 1usize << place.block_log2;
     let stored = cipher.encrypt(target, block - 3).unwrap_or_default();
     [&(stored.len() as u16).to_le_bytes()[..], &stored].concat()
 }

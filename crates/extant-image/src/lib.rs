@@ -37,4 +37,6 @@ pub mod write;
 
 pub use build::{Build, BuildError, Built};
 pub use extant_block::{BlockDevice, MemoryDevice};
-pub use extant_crypt::MasterKey;
+pub use extant_crypt::{
+    ContentsMode, IvKind, KeySpec, MasterKey, NamesMode, Policy as EncryptionPolicy,
+};

@@ -8,9 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
-use extant_image::MasterKey;
 use extant_image::attributes::{fold_case, settle};
-use extant_image::encrypt::{EncryptError, check_links, encrypt};
+use extant_image::encrypt::{EncryptError, check_links, encrypt_with, features_of};
 use extant_image::plan::{BuildOptions, Headroom, Plan, PlanError, SizeSpec, plan, plan_onto};
 use extant_image::source::dir::ScanOptions;
 use extant_image::source::{
@@ -18,6 +17,7 @@ use extant_image::source::{
 };
 use extant_image::transform::{IdMap, OptionError, Owner, Transform, TransformError};
 use extant_image::tree::Tree;
+use extant_image::{EncryptionPolicy, MasterKey};
 
 use crate::base;
 use crate::disk::DiskSet;
@@ -27,6 +27,7 @@ use crate::foreign;
 use crate::keys;
 use crate::mkfs_args::{MkfsSet, warn_of_readers};
 use crate::output::complain;
+use crate::policy::PolicyArgs;
 use crate::size::{parse_build_size, parse_bytes};
 use crate::target::{Target, TargetSet, Verity, epoch};
 use crate::text::escape;
@@ -89,10 +90,15 @@ pub(crate) struct BuildArgs {
     /// can never change again, and every read is checked
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
     fs_verity: Option<Option<PathBuf>>,
-    /// Encrypt a directory of the image, and all below it, with the master key in FILE (as --key-file takes it): policy
-    /// version 2, AES-256. May be given several times
+    /// Encrypt a directory of the image, and all below it, with the master key in FILE (as --key-file takes it). May be
+    /// given several times
+    ///
+    /// The policy is of version 2, named after the key; with DIR=NAME=FILE it is of version 1, which has the name that is
+    /// given, 16 hex digits.
     #[arg(long, value_name = "DIR=FILE")]
     encrypt: Vec<OsString>,
+    #[command(flatten)]
+    policy: PolicyArgs,
     /// A directory of the image, and all below it, finds names whatever their case. May be given several times
     #[arg(long, value_name = "DIR")]
     casefold: Vec<OsString>,
@@ -161,14 +167,14 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
             .with_features("casefold")
             .map_err(|error| Failure::caused(Exit::Usage, "", &error))?;
     }
+    let encrypted = encrypted(args)?;
+    for (_, _, policy) in &encrypted {
+        mkfs = mkfs
+            .with_features(features_of(policy))
+            .map_err(|error| Failure::caused(Exit::Usage, "", &error))?;
+    }
     if !args.target.quiet {
         warn_of_readers(&mkfs);
-    }
-    let encrypted = encrypted(&args.encrypt)?;
-    if !encrypted.is_empty() {
-        mkfs = mkfs
-            .with_features("encrypt")
-            .map_err(|error| Failure::caused(Exit::Usage, "", &error))?;
     }
     if args.mkfs.wants_random_uuid() {
         mkfs.uuid = Some(random_uuid()?);
@@ -216,8 +222,8 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
             return Err(Failure::new(Exit::NotFound, message));
         }
     }
-    for (dir, key) in &encrypted {
-        encrypt(&mut scanned.tree, dir, key).map_err(encryption)?;
+    for (dir, key, policy) in &encrypted {
+        encrypt_with(&mut scanned.tree, dir, key, policy).map_err(encryption)?;
     }
     check_links(&scanned.tree).map_err(encryption)?;
     settle(&mut scanned.tree, &mkfs.requested_features(), &mut scanned.lost);
@@ -264,8 +270,12 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
     Ok(report_skipped(&scanned.skipped))
 }
 
-/// Directories that are to be encrypted, with their keys.
-fn encrypted(given: &[OsString]) -> Result<Vec<(Vec<u8>, MasterKey)>> {
+/// Directories that are to be encrypted, with their keys and how.
+fn encrypted(args: &BuildArgs) -> Result<Vec<(Vec<u8>, MasterKey, EncryptionPolicy)>> {
+    if args.policy.is_given() && args.encrypt.is_empty() {
+        return Err(Failure::usage("--modes, --padding and --vectors are for --encrypt")
+            .hint("--encrypt DIR=FILE says which directory is encrypted with which key"));
+    }
     let one = |text: &OsString| {
         let bytes = text.as_bytes();
         let at = bytes.iter().position(|byte| *byte == b'=').ok_or_else(|| {
@@ -274,21 +284,17 @@ fn encrypted(given: &[OsString]) -> Result<Vec<(Vec<u8>, MasterKey)>> {
             )
         })?;
         let (dir, file) = bytes.split_at(at);
-        match keys::read("--encrypt", Path::new(OsStr::from_bytes(&file[1..])))? {
-            (None, key) => Ok((dir.to_vec(), key)),
-            (Some(_), _) => {
-                Err(Failure::usage("--encrypt: names of keys are of policies of version 1")
-                    .hint("give the file alone"))
-            }
-        }
+        let (name, key) = keys::read("--encrypt", Path::new(OsStr::from_bytes(&file[1..])))?;
+        let policy = args.policy.policy(name.unwrap_or_else(|| key.identifier()))?;
+        Ok((dir.to_vec(), key, policy))
     };
-    given.iter().map(one).collect()
+    args.encrypt.iter().map(one).collect()
 }
 
 /// Returns what it means that a directory cannot be encrypted.
 fn encryption(error: EncryptError) -> Failure {
     let exit = match error {
-        EncryptError::Key(_) => Exit::Usage,
+        EncryptError::Key(_) | EncryptError::NameTaken { .. } => Exit::Usage,
         EncryptError::NoDirectory { .. } => Exit::NotFound,
         _ => Exit::Input,
     };

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use extant_base::{BlockSize, FileBlock, Ino, sabotage};
+use extant_crypt::Place;
 use extant_format::dir::DirLayout;
 use extant_format::hash::HashSeed;
 use extant_format::indirect;
 use extant_format::inode::{BLOCK_AREA_BYTES, LINKS_MAX};
 
 use crate::base::Base;
-use crate::encrypt::target_len;
+use crate::encrypt::{check_node, hashes_names, target_len};
 use crate::options::{Feature, Features, MkfsOptions};
 use crate::plan::attrs::AttrPlan;
 use crate::plan::dirs::{DirCoder, check_folded, folds_case};
@@ -44,6 +45,8 @@ pub(crate) struct Demand {
     strict: bool,
     /// Files may be encrypted.
     encrypt: bool,
+    /// What ciphers depend on besides their inode.
+    place: Place,
     /// Files may be sealed.
     verity: bool,
     /// Files may have 2 GiB and more.
@@ -125,6 +128,12 @@ impl Demand {
             extents: features.has(Feature::EXTENTS),
             strict: mkfs.encoding_strict,
             encrypt: features.has(Feature::ENCRYPT),
+            place: Place {
+                ino: 0,
+                uuid: ids.uuid,
+                is_stable: features.has(Feature::STABLE_INODES),
+                block_log2: facts.block_size.log2() as u8,
+            },
             verity: features.has(Feature::VERITY),
             large_file: features.has(Feature::LARGE_FILE),
             huge_file: features.has(Feature::HUGE_FILE),
@@ -177,8 +186,10 @@ impl Demand {
             if node.key != 0 && !self.encrypt {
                 return fail("encrypted files need the encrypt feature (-O encrypt)".into());
             }
-            if node.key != 0 && tree.keys.get(node.key).is_none() {
-                return fail(format!("there is no key number {}", node.key));
+            if node.key != 0
+                && let Err(why) = check_node(tree, node.key, &self.place)
+            {
+                return fail(why);
             }
             if node.key != 0 && node.sealed {
                 return fail(
@@ -266,8 +277,8 @@ impl Demand {
                 return Err(refuse(tree, id, why));
             }
             if folds_case(tree, id) {
-                if tree.node(id).key != 0 {
-                    let why = "it is to fold case and to be encrypted, and extant builds no such directories";
+                if !hashes_names(tree, id) {
+                    let why = "it is to fold case and to be encrypted by a policy of version 1, which Linux refuses";
                     return Err(refuse(tree, id, why.into()));
                 }
                 check_folded(tree, id, self.strict).map_err(|why| refuse(tree, id, why))?;
@@ -277,14 +288,15 @@ impl Demand {
                 self.dir_blocks.push((0, false));
                 continue;
             }
-            let shape = self.dirs.shape(tree, id, id == lost_found).map_err(|e| {
-                let hint = if features.has(Feature::LARGEDIR) {
-                    ""
-                } else {
-                    " (the large_dir feature allows more)"
-                };
-                refuse(tree, id, format!("its {} entries: {e}{hint}", entries.len()))
-            })?;
+            let shape =
+                self.dirs.shape(tree, id, id == lost_found, &self.place(id)).map_err(|e| {
+                    let hint = if features.has(Feature::LARGEDIR) {
+                        ""
+                    } else {
+                        " (the large_dir feature allows more)"
+                    };
+                    refuse(tree, id, format!("its {} entries: {e}{hint}", entries.len()))
+                })?;
             self.content_blocks += self.in_clusters(u64::from(shape.block_count()));
             self.dir_blocks.push((shape.block_count(), shape.is_indexed()));
         }
@@ -347,6 +359,11 @@ impl Demand {
     pub(crate) fn seal_run(&self, node: &Node) -> Option<(u32, u64)> {
         let seal = SealPlan::of(node, self.block_size).ok()??;
         Some((u32::try_from(seal.blocks.0).ok()?, seal.blocks.1))
+    }
+
+    /// What the ciphers of a node depend on besides its context.
+    pub(crate) fn place(&self, id: NodeId) -> Place {
+        Place { ino: self.inos.ino(id).0, ..self.place }
     }
 
     /// Bytes of a link's target as it is stored.

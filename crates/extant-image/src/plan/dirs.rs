@@ -1,6 +1,7 @@
 //! Contents of directories: how many blocks, and the blocks themselves.
 
 use extant_base::{FileBlock, Ino, sabotage};
+use extant_crypt::Place;
 use extant_format::dir::{BlockWriter, DirFault, DirLayout, FileType, NewEntry};
 use extant_format::fold::fold_name;
 use extant_format::hash::{HashSeed, HashVersion, NameHash, name_hash};
@@ -39,6 +40,8 @@ pub(crate) struct DirShape<'t> {
     stored: Vec<Box<[u8]>>,
     /// Entries in order of hash, as indices of `entries`; empty when the order is by name.
     order: Vec<(NameHash, u32)>,
+    /// Hashes that are stored with the names, in order of `entries`: where these are encrypted and fold case.
+    hashes: Vec<NameHash>,
     /// Blocks with nothing in them after the last.
     empty_blocks: u32,
 }
@@ -63,27 +66,47 @@ impl DirCoder {
         tree: &'t Tree,
         dir: NodeId,
         is_lost_found: bool,
+        place: &Place,
     ) -> Result<DirShape<'t>, HtreeFault> {
         let entries = tree.children(dir);
-        let cipher = names_cipher(tree, dir);
+        let cipher = names_cipher(tree, dir, place);
         let stored: Vec<Box<[u8]>> = match &cipher {
             Some(cipher) => entries.iter().map(|e| stored_name(cipher, tree.name(e))).collect(),
             None => Vec::new(),
         };
         let folds = folds_case(tree, dir);
+        let is_keyed = folds && cipher.is_some();
+        let layout =
+            DirLayout { encrypted: cipher.is_some(), stored_hash: is_keyed, ..self.layout };
         let name = |at: usize| match stored.get(at) {
             Some(name) => &**name,
             None => tree.name(&entries[at]),
         };
         let dots = DirLayout::dots_need(1) + DirLayout::dots_need(2);
-        let bytes: usize = (0..entries.len()).map(|at| self.layout.needs(name(at).len())).sum();
+        let bytes: usize = (0..entries.len()).map(|at| layout.needs(name(at).len())).sum();
         let one_block = dots + bytes <= self.layout.entry_bytes();
-        let hash = self.hash.filter(|_| !one_block);
+        let mut hashes = Vec::new();
+        if is_keyed {
+            // Of the names as they are given, by the key of the directory.
+            let keyed = |entry: &Entry| {
+                let name = tree.name(entry);
+                let folded = fold_name(name);
+                cipher.as_ref()?.hash(folded.as_deref().unwrap_or(name)).map(NameHash::of_siphash)
+            };
+            // `check_folded` has refused policies that hash no names.
+            hashes.extend(entries.iter().map(|entry| keyed(entry).unwrap_or_default()));
+        }
+        let version_of =
+            |(version, seed)| (if is_keyed { HashVersion::SipHash } else { version }, seed);
+        let hash = self.hash.filter(|_| !one_block).map(version_of);
         let mut order = Vec::new();
-        if let Some((version, seed)) = hash {
+        if hash.is_some() && is_keyed {
+            order.extend(hashes.iter().copied().zip(0..));
+            order.sort_unstable();
+        } else if let Some((version, seed)) = hash {
             order.reserve_exact(entries.len());
             for at in 0..entries.len() {
-                // Only the hash of one that is encrypted and folds case is missing, and none is made here.
+                // Only the hash with a key is missing, which is made above.
                 let folded = if folds { fold_name(name(at)) } else { None };
                 let hashed = folded.as_deref().unwrap_or(name(at));
                 let hash = name_hash(version, &seed, hashed).unwrap_or_default();
@@ -94,7 +117,7 @@ impl DirCoder {
         }
         let options = IndexOptions {
             layout: IndexLayout {
-                dir: DirLayout { encrypted: cipher.is_some(), ..self.layout },
+                dir: layout,
                 large_dir: self.large_dir,
                 unsigned_hash: hash.is_some_and(|(version, _)| version.is_unsigned()),
             },
@@ -116,7 +139,7 @@ impl DirCoder {
         if is_lost_found && !plan.is_indexed() {
             empty_blocks = self.lost_found_blocks.saturating_sub(plan.block_count());
         }
-        Ok(DirShape { tree, plan, entries, stored, order, empty_blocks })
+        Ok(DirShape { tree, plan, entries, stored, order, hashes, empty_blocks })
     }
 
     /// Writes the blocks of a directory in order, each once, through `write`.
@@ -129,7 +152,8 @@ impl DirCoder {
         mut write: impl FnMut(FileBlock, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         let new_entry = |at: usize| {
-            let entry = new_dir_entry(shape.tree, inos, &shape.entries[at]);
+            let mut entry = new_dir_entry(shape.tree, inos, &shape.entries[at]);
+            entry.hash = shape.hashes.get(at).copied();
             match shape.stored.get(at) {
                 Some(name) => NewEntry { name, ..entry },
                 None => entry,
@@ -191,7 +215,7 @@ pub(crate) fn check_folded(tree: &Tree, dir: NodeId, is_strict: bool) -> Result<
     Ok(())
 }
 
-/// An entry as it is stored. No directory made here stores hashes with its names.
+/// An entry as it is stored, without the hash that directories with keyed hashes store.
 pub(crate) fn new_dir_entry<'t>(tree: &'t Tree, inos: &InoMap, entry: &Entry) -> NewEntry<'t> {
     NewEntry {
         ino: inos.ino(entry.node),

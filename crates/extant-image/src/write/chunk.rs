@@ -112,7 +112,7 @@ impl<'i> Worker<'i> {
             Object::Data(id) => match image.tree.node(id).kind {
                 Kind::File => self.read_file(id, first, out),
                 Kind::Symlink => {
-                    let target = stored_target(image.tree, id, image.block_bytes());
+                    let target = stored_target(image.tree, id, &image.plan.demand.place(id));
                     out.fill(0);
                     out[..target.len()].copy_from_slice(&target);
                     Ok(())
@@ -189,8 +189,7 @@ impl<'i> Worker<'i> {
     fn encrypt(&mut self, id: NodeId, start: u64, out: &mut [u8]) -> Result<(), WriteError> {
         let image = self.image;
         if self.cipher.as_ref().is_none_or(|(of, _)| *of != id) {
-            let log2 = image.plan.layout.geometry.block_size.log2();
-            let cipher = contents_cipher(image.tree, id, log2);
+            let cipher = contents_cipher(image.tree, id, &image.plan.demand.place(id));
             let cipher = cipher.ok_or_else(|| WriteError::encode("contents", "there is no key"))?;
             self.cipher = Some((id, cipher));
         }
@@ -339,7 +338,7 @@ impl Image<'_> {
         let is_lost_found = ino == extant_base::Ino::FIRST_ORDINARY;
         let shape = demand
             .dirs
-            .shape(self.tree, id, is_lost_found)
+            .shape(self.tree, id, is_lost_found, &demand.place(id))
             .map_err(|e| WriteError::encode(what(), e))?;
         let seed = self.inode_seed(ino);
         let emitted = demand.dirs.emit(&shape, &demand.inos, (ino, parent), seed, |at, block| {

@@ -107,7 +107,7 @@ impl Worker<'_> {
                 _ => {}
             },
             Form::FastSymlink => {
-                let target = stored_target(image.tree, id, image.block_bytes());
+                let target = stored_target(image.tree, id, &plan.demand.place(id));
                 inode.block[..target.len()].copy_from_slice(&target);
             }
             Form::Inline => {
