@@ -22,7 +22,16 @@ pub(crate) fn split_target(target: &OsStr, exists: impl Fn(&Path) -> bool) -> (P
 }
 
 /// What addresses begin with.
-const SCHEMES: [&[u8]; 6] = [b"nbd://", b"nbd+unix://", b"http://", b"https://", b"s3://", RBD];
+const SCHEMES: [&[u8]; 8] = [
+    b"nbd://",
+    b"nbd+unix://",
+    b"nbds://",
+    b"nbds+unix://",
+    b"http://",
+    b"https://",
+    b"s3://",
+    RBD,
+];
 /// What addresses of images in a Ceph cluster begin with.
 const RBD: &[u8] = b"rbd:";
 
@@ -115,6 +124,11 @@ mod tests {
             split("nbd+unix:///x?socket=/s:/e:/f"),
             pair("nbd+unix:///x?socket=/s", "/e:/f")
         );
+        assert_eq!(
+            split("nbds://a:1/b?tls-certificates=/c:/etc"),
+            pair("nbds://a:1/b?tls-certificates=/c", "/etc")
+        );
+        assert_eq!(split("nbds+unix:///?socket=s:/e"), pair("nbds+unix:///?socket=s", "/e"));
         assert_eq!(split("http://a:81/b.img:/etc"), pair("http://a:81/b.img", "/etc"));
         assert_eq!(split("rbd:p/i"), pair("rbd:p/i", "/"));
         assert_eq!(split("rbd:p/n/i@s:/etc:/x"), pair("rbd:p/n/i@s", "/etc:/x"));

@@ -36,7 +36,7 @@ pub(crate) struct SourceArgs {
     /// Changes go to FILE, a qcow2 image over the image, which itself is not written.
     ///
     /// FILE is made when it is first needed, and qemu reads it. Any number of overlays share one image, which may be
-    /// at an address (nbd://, http://, https://, s3://, rbd:).
+    /// at an address (nbd://, nbds://, http://, https://, s3://, rbd:).
     #[arg(long, value_name = "FILE", help_heading = SOURCE)]
     pub(crate) overlay: Option<PathBuf>,
     /// Images that a qcow2 image lies over may be in DIR, besides the image's own directory.
@@ -182,9 +182,11 @@ impl From<Qcow2Error> for Failure {
 impl From<NbdError> for Failure {
     fn from(error: NbdError) -> Failure {
         let exit = match &error {
-            NbdError::Address { .. } => Exit::Usage,
+            NbdError::Address { .. } | NbdError::Certificates { .. } => Exit::Usage,
             NbdError::Refused { .. } => Exit::NotFound,
-            NbdError::ReadOnly { .. } | NbdError::NoFlush { .. } => Exit::Refused,
+            NbdError::ReadOnly { .. } | NbdError::NoFlush { .. } | NbdError::NeedsTls { .. } => {
+                Exit::Refused
+            }
             _ => Exit::Io,
         };
         let failure = Failure::caused(exit, "", &error);
@@ -192,6 +194,9 @@ impl From<NbdError> for Failure {
             NbdError::Refused { .. } => {
                 failure.hint("nbdinfo --list shows the exports of a server")
             }
+            NbdError::Tls { .. } | NbdError::NeedsTls { .. } => failure.hint(
+                "?tls-certificates=DIR names a directory with ca-cert.pem, and with client-cert.pem and client-key.pem for a server that wants to know its clients",
+            ),
             _ => failure,
         }
     }

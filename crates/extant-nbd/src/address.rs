@@ -8,12 +8,24 @@ use crate::error::NbdError;
 /// The port of NBD.
 const PORT: u16 = 10809;
 
-/// Address of an export: `nbd://HOST[:PORT]/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`.
+/// Address of an export: `nbd://HOST[:PORT]/EXPORT` or `nbd+unix:///EXPORT?socket=PATH`; over TLS
+/// `nbds://HOST[:PORT]/EXPORT` or `nbds+unix:///EXPORT?socket=PATH`.
+///
+/// Behind `?`, separated by `&`, addresses over TLS may have:
+///
+/// - `tls-certificates=DIR`: a directory with `ca-cert.pem`, the signers that are believed, and if the server wants to
+///   know its clients, `client-cert.pem` and `client-key.pem`; `ca-crl.pem`, where it exists, has what was revoked.
+///   Without it, those are believed that the system trusts, or that the file in `SSL_CERT_FILE` has.
+/// - `tls-hostname=NAME`: whom the certificate is for, in place of HOST, or of `localhost` for a socket of this host.
+/// - `tls-verify-peer=false`: whoever answers is believed.
+///
+/// Keys that both sides know (PSK) are refused by name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Address {
     text: String,
     pub(crate) at: At,
     pub(crate) export: String,
+    pub(crate) secret: Option<Secret>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -22,8 +34,20 @@ pub(crate) enum At {
     Socket(PathBuf),
 }
 
+/// What an address says about TLS.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Secret {
+    pub(crate) certificates: Option<PathBuf>,
+    pub(crate) hostname: Option<String>,
+    pub(crate) verify_peer: bool,
+}
+
+const FORMS: &str =
+    "nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH, with TLS nbds:// and nbds+unix://";
+
 impl Address {
-    /// Reads an address. `%XX` stands for a byte.
+    /// Reads an address. `%XX` stands for a byte; what is asked for behind `?` and not known is passed over, if it is
+    /// not about TLS.
     ///
     /// # Errors
     ///
@@ -33,21 +57,38 @@ impl Address {
     /// use extant_nbd::Address;
     /// assert!(Address::parse("nbd://disks.example/root").is_ok());
     /// assert!(Address::parse("nbd+unix:///root?socket=/run/nbd").is_ok());
+    /// assert!(Address::parse("nbds://disks.example/root?tls-certificates=/etc/pki/me").is_ok());
     /// assert!(Address::parse("nbd+unix:///root").is_err());
     /// ```
     pub fn parse(text: &str) -> Result<Address, NbdError> {
         let wrong = |what| NbdError::Address { address: text.to_owned(), what };
-        let (export, at) = if let Some(rest) = text.strip_prefix("nbd+unix://") {
-            let rest =
-                rest.strip_prefix('/').ok_or_else(|| wrong("nbd+unix:///EXPORT?socket=PATH"))?;
-            let (export, query) = rest.split_once('?').unwrap_or((rest, ""));
-            let socket = query.split('&').find_map(|word| word.strip_prefix("socket="));
-            let socket = socket.filter(|path| !path.is_empty());
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| wrong(FORMS))?;
+        let (is_unix, is_secret) = match scheme {
+            "nbd" => (false, false),
+            "nbd+unix" => (true, false),
+            "nbds" => (false, true),
+            "nbds+unix" => (true, true),
+            _ => return Err(wrong(FORMS)),
+        };
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (host, export) = rest.split_once('/').unwrap_or((rest, ""));
+        let query = Query::parse(query, is_secret).map_err(wrong)?;
+        if host.contains('@') {
+            return Err(wrong(
+                "a name of a user is for TLS by keys that both sides know (PSK), which extant has not",
+            ));
+        }
+        // What says how this side knows the other is not part of which disk it is.
+        let mut shown = format!("{scheme}://{rest}");
+        let at = if is_unix {
+            if !host.is_empty() || !rest.starts_with('/') {
+                return Err(wrong("nbd+unix:///EXPORT?socket=PATH, with three slashes"));
+            }
+            let socket = query.socket.filter(|path| !path.is_empty());
             let socket = socket.ok_or_else(|| wrong("it names no socket: ?socket=PATH"))?;
-            let path = decode(socket).ok_or_else(|| wrong("a % without two digits"))?;
-            (export, At::Socket(path.into()))
-        } else if let Some(rest) = text.strip_prefix("nbd://") {
-            let (host, export) = rest.split_once('/').unwrap_or((rest, ""));
+            shown = format!("{shown}?socket={socket}");
+            At::Socket(decode(socket).ok_or_else(|| wrong(DIGITS))?.into())
+        } else {
             // Brackets are for IPv6.
             let (name, port) = match host.rsplit_once(':') {
                 Some((name, port)) if !port.contains(']') => {
@@ -59,15 +100,73 @@ impl Address {
             if name.is_empty() {
                 return Err(wrong("it names no host"));
             }
-            (export, At::Host(name.to_owned(), port))
-        } else {
-            return Err(wrong("nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH"));
+            At::Host(name.to_owned(), port)
         };
-        let export = decode(export).ok_or_else(|| wrong("a % without two digits"))?;
+        let export = decode(export).ok_or_else(|| wrong(DIGITS))?;
         if export.len() > crate::wire::STRING_MAX {
             return Err(wrong("the name of the export is longer than 4096 bytes"));
         }
-        Ok(Address { text: text.to_owned(), at, export })
+        Ok(Address { text: shown, at, export, secret: query.secret })
+    }
+
+    /// How addresses begin that lead to the same place over TLS.
+    pub(crate) fn scheme_over_tls(&self) -> &'static str {
+        match self.at {
+            At::Host(..) => "nbds://",
+            At::Socket(_) => "nbds+unix://",
+        }
+    }
+}
+
+const DIGITS: &str = "a % without two digits";
+
+/// What stands behind `?`.
+struct Query<'a> {
+    socket: Option<&'a str>,
+    secret: Option<Secret>,
+}
+
+impl<'a> Query<'a> {
+    fn parse(text: &'a str, is_secret: bool) -> Result<Query<'a>, &'static str> {
+        let mut socket = None;
+        let mut secret = Secret { certificates: None, hostname: None, verify_peer: true };
+        for word in text.split('&') {
+            let (name, value) = word.split_once('=').unwrap_or((word, ""));
+            if name.starts_with("tls-") && !is_secret {
+                return Err("it speaks of TLS, which only nbds:// and nbds+unix:// have");
+            }
+            match name {
+                // The first one counts.
+                "socket" => socket = socket.or(Some(value)),
+                "tls-certificates" => {
+                    let dir = decode(value).ok_or(DIGITS)?;
+                    if dir.is_empty() {
+                        return Err("tls-certificates names no directory");
+                    }
+                    secret.certificates = Some(dir.into());
+                }
+                "tls-hostname" => secret.hostname = Some(decode(value).ok_or(DIGITS)?),
+                "tls-verify-peer" => {
+                    secret.verify_peer = match value {
+                        "true" | "1" | "yes" | "on" => true,
+                        "false" | "0" | "no" | "off" => false,
+                        _ => return Err("tls-verify-peer is true or false"),
+                    }
+                }
+                "tls-psk-file" | "tls-username" => {
+                    return Err(
+                        "keys that both sides know (PSK) are not supported: have the server use certificates (tls-certificates=DIR)",
+                    );
+                }
+                name if name.starts_with("tls-") => {
+                    return Err(
+                        "of TLS, tls-certificates, tls-hostname and tls-verify-peer are known",
+                    );
+                }
+                _ => {}
+            }
+        }
+        Ok(Query { socket, secret: is_secret.then_some(secret) })
     }
 }
 
@@ -106,10 +205,48 @@ mod tests {
         assert_eq!(host("nbd://[::1]/x"), (At::Host("::1".into(), 10809), "x".into()));
         let socket = host("nbd+unix:///a%20b?socket=/tmp/s%3f");
         assert_eq!(socket, (At::Socket("/tmp/s?".into()), "a b".into()));
-        for wrong in
-            ["http://a", "nbd://", "nbd://a:x/", "nbd+unix:///x", "nbd://a/%zz", "nbd://a/%"]
-        {
+        for wrong in [
+            "http://a",
+            "nbd://",
+            "nbd://a:x/",
+            "nbd+unix:///x",
+            "nbd://a/%zz",
+            "nbd://a/%",
+            "nbd+unix://h/x?socket=/s",
+        ] {
             assert!(Address::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+    #[test]
+    fn what_is_said_of_tls_is_no_part_of_the_name() {
+        let address = Address::parse(
+            "nbds://a/x?tls-certificates=/c%20d&tls-hostname=b&tls-verify-peer=0&later=1",
+        );
+        let address = address.unwrap();
+        assert_eq!(address.to_string(), "nbds://a/x");
+        assert_eq!(address.export, "x");
+        let secret = Secret {
+            certificates: Some("/c d".into()),
+            hostname: Some("b".into()),
+            verify_peer: false,
+        };
+        assert_eq!(address.secret, Some(secret));
+        let address = Address::parse("nbds+unix:///x?tls-certificates=/c&socket=/s").unwrap();
+        assert_eq!(address.to_string(), "nbds+unix:///x?socket=/s");
+        assert!(address.secret.unwrap().verify_peer);
+        assert!(Address::parse("nbd+unix:///x?socket=/s").unwrap().secret.is_none());
+        for (wrong, what) in [
+            ("nbd://a/x?tls-certificates=/c", "only nbds://"),
+            ("nbd+unix:///x?socket=/s&tls-verify-peer=true", "only nbds://"),
+            ("nbds://a/x?tls-verify-peer=maybe", "true or false"),
+            ("nbds://a/x?tls-certificates=", "no directory"),
+            ("nbds://a/x?tls-psk-file=/k", "PSK"),
+            ("nbds://a/x?tls-username=u", "PSK"),
+            ("nbds://u@a/x", "PSK"),
+            ("nbds://a/x?tls-certificate=/c", "are known"),
+        ] {
+            let said = Address::parse(wrong).unwrap_err().to_string();
+            assert!(said.contains(what), "{said}");
         }
     }
 }

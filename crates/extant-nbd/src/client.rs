@@ -17,6 +17,7 @@ use crate::address::Address;
 use crate::error::NbdError;
 use crate::pipe::{Export, Pipe, read_of};
 use crate::queue::Reads;
+use crate::tls::Connector;
 use crate::unflushed::Unflushed;
 use crate::wire::*;
 
@@ -66,6 +67,8 @@ pub struct NbdDevice {
     address: Address,
     name: Arc<str>,
     settings: Settings,
+    /// What makes TLS of connections, if that is asked for.
+    connector: Option<Connector>,
     export: Export,
     is_read_only: bool,
     /// Connections that there may be; fewer once another one could not be made.
@@ -95,7 +98,14 @@ impl NbdDevice {
         is_read_only: bool,
         settings: Settings,
     ) -> Result<NbdDevice, NbdError> {
-        let pipe = Pipe::open(address, settings.limit)?;
+        let connector = match &address.secret {
+            Some(secret) => Some(
+                Connector::new(&address.at, secret)
+                    .map_err(|what| NbdError::Certificates { what })?,
+            ),
+            None => None,
+        };
+        let pipe = Pipe::open(address, connector.as_ref(), settings.limit)?;
         let export = pipe.export;
         if !is_read_only && export.flags & READ_ONLY != 0 {
             return Err(NbdError::ReadOnly { address: address.to_string() });
@@ -117,6 +127,7 @@ impl NbdDevice {
             name: address.to_string().into(),
             address: address.clone(),
             settings,
+            connector,
             export,
             is_read_only,
             connections: AtomicUsize::new(connections),
@@ -217,7 +228,8 @@ impl NbdDevice {
 
     /// A new connection to the same export.
     fn connect(&self) -> io::Result<Pipe> {
-        let pipe = Pipe::open(&self.address, self.settings.limit).map_err(io::Error::other)?;
+        let pipe = Pipe::open(&self.address, self.connector.as_ref(), self.settings.limit);
+        let pipe = pipe.map_err(io::Error::other)?;
         let (old, new) = (self.export, pipe.export);
         let other = |what: String| Err(io::Error::other(format!("the export came back {what}")));
         if new.size != old.size {

@@ -41,6 +41,28 @@ pub enum NbdError {
         /// Message of the server.
         what: String,
     },
+    /// The certificates of this side cannot be used.
+    #[error("TLS: {what}")]
+    Certificates {
+        /// The file, and what is wrong with it.
+        what: String,
+    },
+    /// TLS was asked for, and there is none with this server. Nothing was sent in plain text instead.
+    #[error("{address}: no TLS with the server: {what}")]
+    Tls {
+        /// The address.
+        address: String,
+        /// The reason.
+        what: String,
+    },
+    /// The server gives nothing without TLS.
+    #[error("{address}: the server wants TLS, which addresses ask for that begin with {scheme}")]
+    NeedsTls {
+        /// The address.
+        address: String,
+        /// The beginning of the address that asks for TLS.
+        scheme: &'static str,
+    },
     /// The export can only be read, and was to be written.
     #[error("{address}: the export is read-only")]
     ReadOnly {

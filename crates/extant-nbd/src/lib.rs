@@ -9,10 +9,11 @@
 //! # Shape
 //!
 //! ```text
-//! Address      nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH
+//! Address      nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH, and nbds for TLS
 //! NbdDevice    the device: connections, unflushed writes, recovery of lost connections
 //!  +- Unflushed what a server has to be told again
 //!  +- Pipe     one connection: requests go out, replies come in any order
+//!     +- tls   the connection in records, and whose certificates are believed (feature `tls`)
 //! serve        a device for clients on a listening socket
 //! wire         the protocol's numbers
 //! ```
@@ -31,8 +32,11 @@
 //!   never wait for each other to read.
 //! - N5. A change is sent again only when the server has ended the connection on which it was under
 //!   way. While it has not, nothing is changed: so no change overtakes a later one.
+//! - N6. Who asks for TLS gets it or an error: no option but the one that starts TLS, no name of an export and no
+//!   data goes over such a connection in plain text, and nothing that came before TLS counts after it.
 //!
-//! Source: the NBD protocol document, "fixed newstyle negotiation" and "structured replies".
+//! Source: the NBD protocol document, "fixed newstyle negotiation", "structured replies" and "TLS support"; for
+//! addresses, the document on URIs beside it.
 #![forbid(unsafe_code)]
 
 mod address;
@@ -42,10 +46,16 @@ mod pipe;
 mod queue;
 mod serve;
 mod socket;
+#[cfg(feature = "tls")]
+mod tls;
+#[cfg(not(feature = "tls"))]
+#[path = "no_tls.rs"]
+mod tls;
 mod unflushed;
 mod wire;
 
 pub use address::Address;
 pub use client::{NbdDevice, Settings, UNFLUSHED_MAX};
 pub use error::NbdError;
-pub use serve::{Listening, serve};
+pub use serve::{Listening, serve, serve_tls};
+pub use tls::ServerTls;

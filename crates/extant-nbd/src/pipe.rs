@@ -3,6 +3,7 @@
 use std::io::{self, Read};
 use std::time::Duration;
 
+use extant_base::sabotage;
 use extant_block::{AlignedBuffer, Operation};
 use extant_sync::{Clock, SystemClock};
 use rustc_hash::FxHashMap;
@@ -10,6 +11,7 @@ use rustc_hash::FxHashMap;
 use crate::address::Address;
 use crate::error::NbdError;
 use crate::socket::{Socket, is_silence};
+use crate::tls::{Connector, explain};
 use crate::wire::*;
 
 /// Replies to one option, at most.
@@ -56,16 +58,25 @@ fn broken(what: impl Into<String>) -> io::Error {
 }
 
 impl Pipe {
-    /// Connects and negotiates.
-    pub(crate) fn open(address: &Address, limit: Duration) -> Result<Pipe, NbdError> {
+    /// Connects and negotiates, over TLS if there is a connector.
+    pub(crate) fn open(
+        address: &Address,
+        connector: Option<&Connector>,
+        limit: Duration,
+    ) -> Result<Pipe, NbdError> {
         let named = || address.to_string();
-        let socket = Socket::connect(&address.at, limit)
+        let mut socket = Socket::connect(&address.at, limit)
             .map_err(|source| NbdError::Connect { address: named(), source })?;
-        negotiate(socket, &address.export, limit).map_err(|error| match error {
+        socket.finish_within(limit);
+        negotiate(socket, &address.export, connector, limit).map_err(|error| match error {
             Trouble::Io(error) => NbdError::Protocol {
                 address: named(),
                 what: format!("no agreement with the server: {error}"),
             },
+            Trouble::Tls(what) => NbdError::Tls { address: named(), what },
+            Trouble::NeedsTls => {
+                NbdError::NeedsTls { address: named(), scheme: address.scheme_over_tls() }
+            }
             Trouble::Refused(what) => {
                 NbdError::Refused { address: named(), export: address.export.clone(), what }
             }
@@ -204,7 +215,7 @@ impl Pipe {
         let start = SystemClock.monotonic();
         while SystemClock.monotonic().saturating_sub(start) < self.limit {
             // Answers come too late.
-            match self.socket.read(&mut [0; 4096]) {
+            match self.socket.read_past_tls(&mut [0; 4096]) {
                 Ok(0) => return true,
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -223,6 +234,7 @@ impl Pipe {
     pub(crate) fn close(mut self) {
         // Nobody waits for it.
         let _ = self.socket.send(&request(CMD_DISC, false, 0, 0, 0), &[]);
+        self.socket.part();
     }
 }
 
@@ -243,6 +255,10 @@ fn request(command: u16, fua: bool, cookie: u64, offset: u64, len: u32) -> [u8; 
 
 enum Trouble {
     Io(io::Error),
+    /// There is no TLS, and why.
+    Tls(String),
+    /// The server wants TLS.
+    NeedsTls,
     Refused(String),
 }
 
@@ -274,7 +290,60 @@ fn option_reply(socket: &mut Socket, wanted: u32) -> io::Result<(u32, Vec<u8>)> 
     Ok((kind, data))
 }
 
-fn negotiate(mut socket: Socket, name: &str, limit: Duration) -> Result<Pipe, Trouble> {
+/// Starts TLS, before anything else is said.
+fn secure(socket: &mut Socket, connector: &Connector, limit: Duration) -> Result<(), Trouble> {
+    option(socket, OPT_STARTTLS, &[])?;
+    let (kind, data) = option_reply(socket, OPT_STARTTLS)?;
+    if kind != REP_ACK && !sabotage("nbd.client.plain-after-all") {
+        let what = match kind {
+            REP_ERR_UNSUP => "it has none".to_owned(),
+            REP_ERR_POLICY => "it is set to give none".to_owned(),
+            _ => format!("it answers {kind:#x} to the wish for it"),
+        };
+        return Err(Trouble::Tls(format!("{what}{}", quoted(&data))));
+    }
+    if kind == REP_ACK {
+        socket.secure(|stream| connector.start(stream)).map_err(|error| {
+            Trouble::Tls(match explain(&error) {
+                Some(what) => what,
+                None if is_silence(&error) => {
+                    format!("it did not finish the handshake within {limit:?}")
+                }
+                None => format!("it broke off the handshake: {error}"),
+            })
+        })?;
+    }
+    Ok(())
+}
+
+/// What a server says beside its answer.
+fn quoted(data: &[u8]) -> String {
+    match data.is_empty() {
+        true => String::new(),
+        false => format!(" ({})", String::from_utf8_lossy(data)),
+    }
+}
+
+/// The first answer over TLS. A server that does not like what it was shown says so in its place, or just goes.
+fn first_answer(socket: &mut Socket, connector: &Connector) -> Result<(), Trouble> {
+    option_reply(socket, OPT_STRUCTURED_REPLY).map(drop).map_err(|error| match explain(&error) {
+        Some(what) => Trouble::Tls(what),
+        None if is_silence(&error) => Trouble::Io(error),
+        None => Trouble::Tls(match connector.has_certificate {
+            true => format!("it went away when it had seen the certificate of this side ({error})"),
+            false => format!(
+                "it went away after the handshake ({error}): it may want to see a certificate of this side"
+            ),
+        }),
+    })
+}
+
+fn negotiate(
+    mut socket: Socket,
+    name: &str,
+    connector: Option<&Connector>,
+    limit: Duration,
+) -> Result<Pipe, Trouble> {
     let (init, style) = (socket.take_u64()?, socket.take_u64()?);
     if init != INIT_MAGIC || style != OPTION_MAGIC {
         return Err(broken("this is no NBD server, or one of the old style").into());
@@ -284,9 +353,15 @@ fn negotiate(mut socket: Socket, name: &str, limit: Duration) -> Result<Pipe, Tr
         return Err(broken("the server does not negotiate in the fixed new style").into());
     }
     socket.send(&u32::from(flags & (FIXED_NEWSTYLE | NO_ZEROES)).to_be_bytes(), &[])?;
+    if let Some(connector) = connector {
+        secure(&mut socket, connector, limit)?;
+    }
     option(&mut socket, OPT_STRUCTURED_REPLY, &[])?;
-    // The answer does not matter: replies of both kinds are understood.
-    let _ = option_reply(&mut socket, OPT_STRUCTURED_REPLY)?;
+    // What it says does not matter: replies of both kinds are understood.
+    match connector {
+        Some(connector) => first_answer(&mut socket, connector)?,
+        None => drop(option_reply(&mut socket, OPT_STRUCTURED_REPLY)?),
+    }
     let mut data = Vec::new();
     data.extend_from_slice(&(name.len() as u32).to_be_bytes());
     data.extend_from_slice(name.as_bytes());
@@ -308,6 +383,7 @@ fn negotiate(mut socket: Socket, name: &str, limit: Duration) -> Result<Pipe, Tr
                 let (size, flags) =
                     export.ok_or_else(|| broken("the server did not describe the export"))?;
                 let export = Export { size, flags, block_min, payload_max };
+                socket.take_time()?;
                 return Ok(Pipe {
                     socket,
                     limit,
@@ -326,15 +402,14 @@ fn negotiate(mut socket: Socket, name: &str, limit: Duration) -> Result<Pipe, Tr
                 payload_max = u32_at(10).clamp(1 << 12, PAYLOAD_MAX as u32);
             }
             REP_INFO => {}
+            REP_ERR_TLS_REQD => return Err(Trouble::NeedsTls),
             kind if kind & REP_ERR != 0 => {
-                let said = String::from_utf8_lossy(&data).into_owned();
                 let what = match kind {
                     REP_ERR_UNKNOWN => "there is none of that name",
                     REP_ERR_UNSUP => "the server is too old",
                     _ => "it said no",
                 };
-                let said = if said.is_empty() { String::new() } else { format!(" ({said})") };
-                return Err(Trouble::Refused(format!("{what}{said}")));
+                return Err(Trouble::Refused(format!("{what}{}", quoted(&data))));
             }
             _ => {}
         }

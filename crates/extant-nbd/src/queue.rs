@@ -125,8 +125,10 @@ impl Queue for Reads<'_> {
 
 impl Drop for Reads<'_> {
     fn drop(&mut self) {
-        // Nobody has the memory of what is under way but the connection, which ends.
-        if let Some(pipe) = self.pipe.take() {
+        // Nobody has the memory of what is under way but the connection, which ends; but nbdkit 1.32 does not survive
+        // an end in the middle of its answers.
+        if let Some(mut pipe) = self.pipe.take() {
+            while pipe.len() > 0 && pipe.receive().is_ok() {}
             pipe.close();
         }
     }

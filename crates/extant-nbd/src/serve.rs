@@ -6,10 +6,12 @@ use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use extant_base::sabotage;
 use extant_block::{AlignedBuffer, BlockDevice, DeviceError, DeviceFault, Operation, SharedDevice};
 use extant_sync::{Clock, SystemClock, threads};
 
-use crate::socket::Socket;
+use crate::socket::{Kind, Socket};
+use crate::tls::ServerTls;
 use crate::wire::*;
 
 /// Clients at once.
@@ -18,6 +20,8 @@ const CLIENTS_MAX: usize = 64;
 const LOOK: Duration = Duration::from_millis(20);
 /// How long a client may take over the bytes of one request.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long it may take a client to choose an export, TLS included.
+const AGREEMENT: Duration = Duration::from_secs(20);
 /// Options that a client may ask for before it chooses an export.
 const OPTIONS_MAX: usize = 64;
 
@@ -37,12 +41,12 @@ impl Listening {
                 let (stream, _) = listener.accept()?;
                 stream.set_nonblocking(false)?;
                 stream.set_nodelay(true)?;
-                Socket::Tcp(stream)
+                Socket::new(Kind::Tcp(stream))
             }
             Listening::Unix(listener) => {
                 let (stream, _) = listener.accept()?;
                 stream.set_nonblocking(false)?;
-                Socket::Unix(stream)
+                Socket::new(Kind::Unix(stream))
             }
         })
     }
@@ -61,6 +65,33 @@ pub fn serve(
     device: &SharedDevice,
     export: &str,
     listening: &Listening,
+    end: &AtomicBool,
+) -> io::Result<()> {
+    serve_any(device, export, listening, None, end)
+}
+
+/// As [`serve`], to clients over TLS alone: whoever asks for an export without it is told so, and learns nothing of it.
+///
+/// A client has 20 seconds to agree with the server, TLS included, and then may be silent for any time.
+///
+/// # Errors
+///
+/// As [`serve`].
+pub fn serve_tls(
+    device: &SharedDevice,
+    export: &str,
+    listening: &Listening,
+    tls: &ServerTls,
+    end: &AtomicBool,
+) -> io::Result<()> {
+    serve_any(device, export, listening, Some(tls), end)
+}
+
+fn serve_any(
+    device: &SharedDevice,
+    export: &str,
+    listening: &Listening,
+    tls: Option<&ServerTls>,
     end: &AtomicBool,
 ) -> io::Result<()> {
     match listening {
@@ -87,7 +118,7 @@ pub fn serve(
             let clients = &clients;
             let client = move || {
                 // A client that breaks the rules or disconnects does not affect others.
-                let _ = Client { device, export, socket, end }.run();
+                let _ = Client { device, export, socket, tls, end }.run();
                 clients.fetch_sub(1, Ordering::AcqRel);
             };
             if scope.spawn("nbd-client", client).is_err() {
@@ -113,19 +144,23 @@ struct Client<'a> {
     device: &'a SharedDevice,
     export: &'a str,
     socket: Socket,
+    tls: Option<&'a ServerTls>,
     end: &'a AtomicBool,
 }
 
 impl Client<'_> {
     fn run(mut self) -> io::Result<()> {
         self.socket.limit(Some(PATIENCE))?;
+        self.socket.finish_within(AGREEMENT);
         if self.agree()? {
+            self.socket.take_time()?;
             while self.wait()? {
                 if !self.answer()? {
                     break;
                 }
             }
         }
+        self.socket.part();
         Ok(())
     }
 
@@ -175,7 +210,24 @@ impl Client<'_> {
             }
             let mut data = vec![0; len];
             self.socket.read_exact(&mut data)?;
+            let is_plain = self.tls.is_some() && !self.socket.is_secret();
             match option {
+                OPT_STARTTLS if is_plain && data.is_empty() => {
+                    let Some(tls) = self.tls else { return Ok(false) };
+                    self.reply(option, REP_ACK, &[])?;
+                    self.socket.secure(|stream| tls.start(stream))?;
+                }
+                OPT_STARTTLS if self.tls.is_some() => self.reply(option, REP_ERR_INVALID, &[])?,
+                OPT_STARTTLS => self.reply(option, REP_ERR_POLICY, b"there is none here")?,
+                // There is no way to say no but to go.
+                OPT_EXPORT_NAME if is_plain => return Ok(false),
+                OPT_ABORT => {
+                    self.reply(option, REP_ACK, &[])?;
+                    return Ok(false);
+                }
+                _ if is_plain && !sabotage("nbd.serve.plain-text-answered") => {
+                    self.reply(option, REP_ERR_TLS_REQD, b"start TLS first")?;
+                }
                 OPT_EXPORT_NAME => {
                     // There is no way to say no but to go.
                     if !self.is_ours(&data) {
@@ -189,10 +241,6 @@ impl Client<'_> {
                     }
                     self.socket.send(&reply, &[])?;
                     return Ok(true);
-                }
-                OPT_ABORT => {
-                    self.reply(option, REP_ACK, &[])?;
-                    return Ok(false);
                 }
                 OPT_LIST if data.is_empty() => {
                     let mut name = (self.export.len() as u32).to_be_bytes().to_vec();

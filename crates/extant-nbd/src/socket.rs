@@ -1,26 +1,42 @@
-//! A connected socket of either kind.
+//! A connected socket of either kind, and what is read and written over it: as it is, or by TLS.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use extant_sync::{Clock, SystemClock};
+
 use crate::address::At;
+use crate::tls::Session;
 
 /// Returns whether an error says no more than that nothing came for a while.
 pub(crate) fn is_silence(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
-pub(crate) enum Socket {
+/// The kinds of sockets.
+pub(crate) enum Kind {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
 
-impl Socket {
-    pub(crate) fn connect(at: &At, limit: Duration) -> io::Result<Socket> {
-        let socket = match at {
-            At::Socket(path) => Socket::Unix(UnixStream::connect(path)?),
+/// Bytes as they go over the network.
+pub(crate) struct Stream {
+    kind: Kind,
+    limit: Option<Duration>,
+    /// When everything has to have come, however little at a time.
+    until: Option<Duration>,
+}
+
+impl Stream {
+    pub(crate) fn new(kind: Kind) -> Stream {
+        Stream { kind, limit: None, until: None }
+    }
+
+    fn connect(at: &At, limit: Duration) -> io::Result<Stream> {
+        let kind = match at {
+            At::Socket(path) => Kind::Unix(UnixStream::connect(path)?),
             At::Host(host, port) => {
                 use std::net::ToSocketAddrs;
                 let mut last = io::Error::from(io::ErrorKind::NotFound);
@@ -36,29 +52,52 @@ impl Socket {
                 }
                 let stream = found.ok_or(last)?;
                 stream.set_nodelay(true)?;
-                Socket::Tcp(stream)
+                Kind::Tcp(stream)
             }
         };
-        socket.limit(Some(limit))?;
-        Ok(socket)
+        let mut stream = Stream::new(kind);
+        stream.limit(Some(limit))?;
+        Ok(stream)
     }
 
-    /// How long one read or write may take.
-    pub(crate) fn limit(&self, limit: Option<Duration>) -> io::Result<()> {
-        match self {
-            Socket::Tcp(stream) => {
+    fn limit(&mut self, limit: Option<Duration>) -> io::Result<()> {
+        self.limit = limit;
+        self.set_timeouts(limit)
+    }
+
+    fn set_timeouts(&self, limit: Option<Duration>) -> io::Result<()> {
+        match &self.kind {
+            Kind::Tcp(stream) => {
                 stream.set_read_timeout(limit)?;
                 stream.set_write_timeout(limit)
             }
-            Socket::Unix(stream) => {
+            Kind::Unix(stream) => {
                 stream.set_read_timeout(limit)?;
                 stream.set_write_timeout(limit)
             }
         }
     }
 
+    /// What is read and written next has only the time that is left.
+    fn hurry(&self) -> io::Result<()> {
+        let Some(until) = self.until else { return Ok(()) };
+        let left = until.saturating_sub(SystemClock.monotonic());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.set_timeouts(Some(self.limit.map_or(left, |limit| limit.min(left))))
+    }
+
+    fn write_parts(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.hurry()?;
+        match &mut self.kind {
+            Kind::Tcp(stream) => stream.write_vectored(parts),
+            Kind::Unix(stream) => stream.write_vectored(parts),
+        }
+    }
+
     /// Writes a head and a payload.
-    pub(crate) fn send(&mut self, head: &[u8], payload: &[u8]) -> io::Result<()> {
+    fn send(&mut self, head: &[u8], payload: &[u8]) -> io::Result<()> {
         let total = head.len() + payload.len();
         let mut done = 0;
         while done < total {
@@ -76,12 +115,11 @@ impl Socket {
         Ok(())
     }
 
-    /// Returns the number of bytes available, without taking them; 0 when the other side is gone.
-    pub(crate) fn peek(&self) -> io::Result<usize> {
+    fn peek(&self) -> io::Result<usize> {
         let mut byte = [0];
-        match self {
-            Socket::Tcp(stream) => stream.peek(&mut byte),
-            Socket::Unix(stream) => {
+        match &self.kind {
+            Kind::Tcp(stream) => stream.peek(&mut byte),
+            Kind::Unix(stream) => {
                 use rustix::net::RecvFlags;
                 let (count, _) = rustix::net::recv(stream, &mut byte[..], RecvFlags::PEEK)?;
                 Ok(count)
@@ -89,23 +127,21 @@ impl Socket {
         }
     }
 
-    /// Tells the other side that nothing more comes.
-    pub(crate) fn end_sending(&self) -> io::Result<()> {
-        match self {
-            Socket::Tcp(stream) => stream.shutdown(Shutdown::Write),
-            Socket::Unix(stream) => stream.shutdown(Shutdown::Write),
+    fn end_sending(&self) -> io::Result<()> {
+        match &self.kind {
+            Kind::Tcp(stream) => stream.shutdown(Shutdown::Write),
+            Kind::Unix(stream) => stream.shutdown(Shutdown::Write),
         }
     }
 
-    /// Returns whether the other side has ended the connection. Takes what came from it; never waits.
-    pub(crate) fn has_ended(&self) -> bool {
+    fn has_ended(&self) -> bool {
         use rustix::net::{RecvFlags, recv};
         let mut bytes = [0; 4096];
         // Much may have come before the end, and not without bound.
         for _ in 0..1 << 16 {
-            let came = match self {
-                Socket::Tcp(stream) => recv(stream, &mut bytes[..], RecvFlags::DONTWAIT),
-                Socket::Unix(stream) => recv(stream, &mut bytes[..], RecvFlags::DONTWAIT),
+            let came = match &self.kind {
+                Kind::Tcp(stream) => recv(stream, &mut bytes[..], RecvFlags::DONTWAIT),
+                Kind::Unix(stream) => recv(stream, &mut bytes[..], RecvFlags::DONTWAIT),
             };
             match came {
                 Ok((0, _)) => return true,
@@ -114,6 +150,117 @@ impl Socket {
             }
         }
         false
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.hurry()?;
+        match &mut self.kind {
+            Kind::Tcp(stream) => stream.read(out),
+            Kind::Unix(stream) => stream.read(out),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_parts(&[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.write_parts(parts)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// One side of a connection.
+///
+/// Nothing is read ahead: what came in plain text before TLS began, and was not asked for, is taken for TLS, which it
+/// is not.
+pub(crate) struct Socket {
+    stream: Stream,
+    session: Option<Session>,
+}
+
+impl Socket {
+    pub(crate) fn new(kind: Kind) -> Socket {
+        Socket { stream: Stream::new(kind), session: None }
+    }
+
+    pub(crate) fn connect(at: &At, limit: Duration) -> io::Result<Socket> {
+        Ok(Socket { stream: Stream::connect(at, limit)?, session: None })
+    }
+
+    /// How long one read or write may take.
+    pub(crate) fn limit(&mut self, limit: Option<Duration>) -> io::Result<()> {
+        self.stream.limit(limit)
+    }
+
+    /// Everything until [`Socket::take_time`] is over within `limit`, however little comes at a time.
+    pub(crate) fn finish_within(&mut self, limit: Duration) {
+        self.stream.until = Some(SystemClock.monotonic() + limit);
+    }
+
+    /// Each read and each write has its own time again.
+    pub(crate) fn take_time(&mut self) -> io::Result<()> {
+        self.stream.until = None;
+        self.stream.set_timeouts(self.stream.limit)
+    }
+
+    pub(crate) fn is_secret(&self) -> bool {
+        self.session.is_some()
+    }
+
+    /// From here on, everything goes over TLS.
+    pub(crate) fn secure(
+        &mut self,
+        start: impl FnOnce(&mut Stream) -> io::Result<Session>,
+    ) -> io::Result<()> {
+        self.session = Some(start(&mut self.stream)?);
+        Ok(())
+    }
+
+    /// Writes a head and a payload.
+    pub(crate) fn send(&mut self, head: &[u8], payload: &[u8]) -> io::Result<()> {
+        match &mut self.session {
+            None => self.stream.send(head, payload),
+            Some(session) => session.send(&mut self.stream, head, payload),
+        }
+    }
+
+    /// Returns 0 when the other side is gone, otherwise waits until something can be read; takes nothing.
+    pub(crate) fn peek(&mut self) -> io::Result<usize> {
+        match &mut self.session {
+            None => self.stream.peek(),
+            Some(session) => session.peek(&mut self.stream),
+        }
+    }
+
+    /// Takes bytes as they come over the network: 0 says that there is an end, whatever TLS would make of the rest.
+    pub(crate) fn read_past_tls(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.stream.read(out)
+    }
+
+    /// Tells the other side that nothing more comes.
+    pub(crate) fn end_sending(&mut self) -> io::Result<()> {
+        self.part();
+        self.stream.end_sending()
+    }
+
+    /// Ends TLS, for the other side to know that nothing was cut off.
+    pub(crate) fn part(&mut self) {
+        if let Some(session) = &mut self.session {
+            session.end(&mut self.stream);
+        }
+    }
+
+    /// Returns whether the other side has ended the connection. Takes what came from it; never waits.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.stream.has_ended()
     }
 
     pub(crate) fn take<const N: usize>(&mut self) -> io::Result<[u8; N]> {
@@ -137,29 +284,9 @@ impl Socket {
 
 impl Read for Socket {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Socket::Tcp(stream) => stream.read(out),
-            Socket::Unix(stream) => stream.read(out),
+        match &mut self.session {
+            None => self.stream.read(out),
+            Some(session) => session.read(&mut self.stream, out),
         }
-    }
-}
-
-impl Write for Socket {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Socket::Tcp(stream) => stream.write(bytes),
-            Socket::Unix(stream) => stream.write(bytes),
-        }
-    }
-
-    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-        match self {
-            Socket::Tcp(stream) => stream.write_vectored(parts),
-            Socket::Unix(stream) => stream.write_vectored(parts),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }

@@ -152,7 +152,7 @@ fn at(address: &Path, format: Option<Format>, write: bool) -> Result<Elsewhere> 
     if !is_address(address) {
         let name = escape(address.as_os_str().as_encoded_bytes());
         return Err(Failure::usage(format!(
-            "{name} is no address: nbd://, http://, https://, s3://, rbd:"
+            "{name} is no address: nbd://, nbds://, http://, https://, s3://, rbd:"
         )));
     }
     let source = SourceArgs { format, ..SourceArgs::default() };

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::{Args, Subcommand};
-use extant_nbd::{Listening, serve};
+use extant_nbd::{Listening, ServerTls, serve, serve_tls};
 
 use crate::exit::{Exit, Failure, Result};
 use crate::fault::io_exit;
@@ -28,6 +28,8 @@ pub(crate) const EXAMPLES: &str = "Examples:
   extant serve nbd debian.qcow2 --socket /run/user/1000/nbd
   extant serve nbd base.img --overlay vm7.qcow2 --socket s --export root
   extant ls 'nbd+unix:///?socket=s:/etc'
+  extant serve nbd base.img -r --listen 0.0.0.0:10809 --tls-certificates /etc/pki/nbd --tls-verify-peer
+  extant ls 'nbds://disks.example/?tls-certificates=/home/me/pki:/etc'
   extant serve virtiofs root.img --socket /run/user/1000/fs";
 
 /// Serve an image to other programs and hosts
@@ -41,9 +43,8 @@ pub(crate) struct ServeArgs {
 enum What {
     /// As a network block device, until SIGINT or SIGTERM
     ///
-    /// Whoever can connect can read, and write unless --read-only: there is neither a password nor
-    /// encryption. The socket is made for its owner alone; addresses other than those of this host are
-    /// refused.
+    /// Whoever can connect can read, and write unless --read-only. The socket is made for its owner alone;
+    /// addresses other than those of this host are refused, unless --tls-verify-peer says whom to let in.
     Nbd(NbdArgs),
     /// As a tree for virtual machines (virtiofs), until SIGINT or SIGTERM
     ///
@@ -69,6 +70,17 @@ struct NbdArgs {
     /// An address of this host, such as 127.0.0.1:10809; port 0 is any that is free
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
+    /// Serve over TLS alone, with server-cert.pem and server-key.pem in DIR
+    ///
+    /// Clients use addresses that begin with nbds:// or nbds+unix://; those without TLS are told so, and nothing else.
+    #[arg(long, value_name = "DIR")]
+    tls_certificates: Option<PathBuf>,
+    /// Let in only clients whose certificate somebody in ca-cert.pem in DIR signed
+    ///
+    /// Certificates that ca-crl.pem has, if there is one, are not good any more. Then addresses that other hosts
+    /// reach may be listened at, too.
+    #[arg(long, requires = "tls_certificates")]
+    tls_verify_peer: bool,
     /// Name of the export; clients that ask for none get it as well
     #[arg(long, value_name = "NAME", default_value = "")]
     export: String,
@@ -124,37 +136,45 @@ fn run_nbd(args: &NbdArgs) -> Result<Exit> {
         signal_hook::flag::register(signal, Arc::clone(&end))
             .map_err(|error| Failure::caused(Exit::Internal, "cannot handle signals", &error))?;
     }
+    let tls = match &args.tls_certificates {
+        Some(dir) => Some(ServerTls::open(dir, args.tls_verify_peer)?),
+        None => None,
+    };
     let (listening, address, _socket) = listen(args)?;
     writeln!(std::io::stdout(), "{address}")?;
     std::io::stdout().flush()?;
     let name = escape(file.as_os_str().as_bytes());
-    serve(&device, &args.export, &listening, &end)
-        .map_err(|error| Failure::caused(io_exit(&error), &name, &error))?;
+    let served = match &tls {
+        None => serve(&device, &args.export, &listening, &end),
+        Some(tls) => serve_tls(&device, &args.export, &listening, tls, &end),
+    };
+    served.map_err(|error| Failure::caused(io_exit(&error), &name, &error))?;
     Ok(Exit::Success)
 }
 
 /// Where clients come in, its address, and the socket to remove.
 fn listen(args: &NbdArgs) -> Result<(Listening, String, Option<Removed>)> {
     let export = &args.export;
+    let s = if args.tls_certificates.is_some() { "s" } else { "" };
     if let Some(path) = &args.socket {
         let failed = |error| {
             let name = escape(path.as_os_str().as_bytes());
             Failure::caused(io_exit(&error), &format!("cannot make the socket {name}"), &error)
         };
         let listener = bind_private(path).map_err(failed)?;
-        let address = format!("nbd+unix:///{export}?socket={}", path.display());
+        let address = format!("nbd{s}+unix:///{export}?socket={}", path.display());
         return Ok((Listening::Unix(listener), address, Some(Removed(path.clone()))));
     }
     let Some(address) = args.listen else { return Err(Failure::usage("--socket or --listen")) };
-    if !address.ip().is_loopback() {
+    if !address.ip().is_loopback() && !args.tls_verify_peer {
         let message = format!("{address} is no address of this host alone");
         return Err(Failure::new(Exit::Refused, message)
-            .hint("nothing protects what is served: 127.0.0.1:PORT, with ssh -L for others"));
+            .hint("nothing protects what is served: --tls-certificates DIR --tls-verify-peer, or 127.0.0.1:PORT, with ssh -L for others"));
     }
     let failed =
         |error| Failure::caused(io_exit(&error), &format!("cannot listen at {address}"), &error);
     let listener = TcpListener::bind(address).map_err(failed)?;
-    let shown = format!("nbd://{}/{export}", listener.local_addr().map_err(failed)?);
+    let shown = format!("nbd{s}://{}/{export}", listener.local_addr().map_err(failed)?);
     Ok((Listening::Tcp(listener), shown, None))
 }
 

@@ -2,6 +2,9 @@
 //!
 //! One program for all of them: each has to be linked with everything it tests.
 
+#[path = "../../../extant-nbd/tests/tls/pki.rs"]
+#[allow(dead_code, reason = "shared with the tests of the protocol")]
+mod pki;
 #[path = "../support/mod.rs"]
 mod support;
 

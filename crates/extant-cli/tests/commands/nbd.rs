@@ -6,6 +6,7 @@ use std::process::{Child, Stdio};
 
 use rustix::process::Signal;
 
+use crate::pki::Pki;
 use crate::support;
 use support::mounts::{is_alive, mounts, signal, until};
 use support::{Place, text, tool};
@@ -221,4 +222,75 @@ fn a_mount_of_an_overlay_over_an_export_writes_to_the_overlay() {
     place.run(&["check", "--overlay", &over, &address]).succeeds();
     assert!(fs::read(mounts.path("a.img")).unwrap() == before, "the base was written");
     served.end();
+}
+
+#[test]
+fn over_tls_an_image_is_read_and_changed_and_without_it_nothing_is_told() {
+    let place = Place::with_image();
+    let pki = Pki::new("localhost");
+    let (dir, nobody) = (pki.dir().display().to_string(), pki.stranger("nobody"));
+    let serve = ["a.img", "--socket", "s", "--export", "root", "--tls-certificates", &dir];
+    if !cfg!(feature = "tls") {
+        place.run(&[&["serve", "nbd"], &serve[..]].concat()).ends_with(2).complains(&["no TLS"]);
+        return;
+    }
+    let served = Served::start(&place, &[&serve[..], &["--tls-verify-peer"]].concat());
+    assert_eq!(served.address, "nbds+unix:///root?socket=s");
+    let known = format!("{}&tls-certificates={dir}", served.address);
+    let of = |path: &str| format!("{known}:{path}");
+    assert_eq!(place.run(&["cat", &of("/file")]).succeeds().out(), "hello\n");
+    place.run(&["cp", "source/file", &of("/new")]).succeeds();
+    place.run(&["check", &known]).succeeds();
+    let unknown = format!("{}&tls-certificates={}:/", served.address, nobody.display());
+    let refused = place.run(&["ls", &unknown]).ends_with(8);
+    refused.complains(&["no TLS", "wants a certificate of this side"]).hints("client-cert.pem");
+    let plain = place.run(&["ls", "nbd+unix:///root?socket=s"]).ends_with(7);
+    plain.complains(&["wants TLS", "nbds+unix://"]).hints("tls-certificates=DIR");
+    place.run(&["ls", &format!("{}&tls-psk-file=k", served.address)]).ends_with(2);
+    let missing = format!("{}&tls-certificates=nowhere", served.address);
+    place.run(&["ls", &missing]).ends_with(2).complains(&["nowhere/ca-cert.pem"]);
+    // An overlay keeps the disk's name, and not how this side is known.
+    place.run(&["rm", "--overlay", "o.qcow2", &of("/file")]).succeeds();
+    let info = place.run(&["overlay", "info", "o.qcow2"]).succeeds().out();
+    assert!(info.contains(&served.address) && !info.contains("tls-"), "{info}");
+    place.run(&["cat", "--overlay", "o.qcow2", &of("/file")]).ends_with(9);
+    assert_eq!(place.run(&["cat", &of("/file")]).succeeds().out(), "hello\n");
+    served.end();
+    assert_eq!(place.run(&["cat", "a.img:/new"]).succeeds().out(), "hello\n");
+    place.run(&["serve", "nbd", "a.img", "--socket", "s", "--tls-verify-peer"]).ends_with(2);
+    let open = ["a.img", "-r", "--listen", "0.0.0.0:0", "--tls-certificates", &dir];
+    let refused = place.run(&[&["serve", "nbd"], &open[..]].concat()).ends_with(7);
+    refused.hints("--tls-verify-peer");
+    let served = Served::start(&place, &[&open[..], &["--tls-verify-peer"]].concat());
+    assert!(served.address.starts_with("nbds://0.0.0.0:"), "{}", served.address);
+    let at = served.address.replace("0.0.0.0", "localhost");
+    let at = format!("{at}?tls-certificates={dir}:/file");
+    assert_eq!(place.run(&["cat", &at]).succeeds().out(), "hello\n");
+    served.end();
+}
+
+#[test]
+fn a_mount_over_tls_works_from_its_sandbox() {
+    if !cfg!(feature = "tls") {
+        return println!("skipped: no TLS in this build");
+    }
+    let Some(mounts) = mounts() else { return };
+    let pki = Pki::new("localhost");
+    let dir = pki.dir().display().to_string();
+    let serve = ["a.img", "--socket", "s", "--tls-certificates", &dir, "--tls-verify-peer"];
+    let served = Served::start(&mounts.place, &serve);
+    let socket = mounts.path("s").display().to_string();
+    let address = format!("nbds+unix:///?socket={socket}&tls-certificates={dir}");
+    mounts.place.run(&["mount", "--log", "log", &address, "m"]).succeeds();
+    let bytes: Vec<u8> = (0..3_000_000u32).map(|at| (at.wrapping_mul(at) >> 9) as u8).collect();
+    let mut file = fs::File::create(mounts.inside("kept")).unwrap();
+    std::io::Write::write_all(&mut file, &bytes).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    mounts.place.run(&["umount", "--timeout", "60", "m"]).succeeds();
+    mounts.place.run(&["mount", "--log", "log", &address, "m"]).succeeds();
+    assert!(fs::read(mounts.inside("kept")).unwrap() == bytes);
+    mounts.place.run(&["umount", "--timeout", "60", "m"]).succeeds();
+    served.end();
+    mounts.clean();
 }
