@@ -1,0 +1,148 @@
+//! Opening a file as a device: what it may be, and who has it already.
+
+use std::fs::{File, Metadata, OpenOptions, TryLockError};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::OFlags;
+
+use super::FileDevice;
+
+/// Reason why a file could not be opened as a device.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The file cannot be opened, created, measured or set to its size.
+    #[error("cannot {action} {}", path.display())]
+    Io {
+        /// The action that failed, as a verb.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Error of the operating system.
+        #[source]
+        source: io::Error,
+    },
+    /// The path leads to neither a regular file nor a block device.
+    #[error("{} is a {what}, not a regular file or a block device", path.display())]
+    NotADevice {
+        /// The file.
+        path: PathBuf,
+        /// Kind of the file.
+        what: &'static str,
+    },
+    /// Another process writes to the file, or has it open for writing.
+    #[error("{} is in use by {}", path.display(), holder.as_deref().unwrap_or("another program"))]
+    Locked {
+        /// The file.
+        path: PathBuf,
+        /// Program and process number of the holder, where the system tells.
+        holder: Option<String>,
+    },
+    /// io_uring was demanded, and the system does not give it.
+    #[error("no io_uring for {}: {why}", path.display())]
+    NoEngine {
+        /// The file.
+        path: PathBuf,
+        /// Reason of the system.
+        why: Arc<str>,
+    },
+    /// The block device is mounted, part of an array, or open exclusively elsewhere.
+    #[error("{} is mounted or in use by the kernel", path.display())]
+    Busy {
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// Opens a file for reading and writing, and locks it.
+pub(super) fn open_writable(path: &Path, flags: OFlags) -> Result<FileDevice, OpenError> {
+    let flags = flags | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let opened = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(flags.bits().cast_signed())
+        .open(path);
+    match opened {
+        Ok(file) => FileDevice::with_file(file, path, false),
+        Err(error) if error.kind() == ErrorKind::ResourceBusy => {
+            Err(OpenError::Busy { path: path.to_owned() })
+        }
+        Err(source) => Err(io_error("open", path, source)),
+    }
+}
+
+/// Returns whether the file lies in memory, as far as the system tells.
+pub(super) fn is_in_memory(file: &File) -> bool {
+    use rustix::fs::FsWord;
+    const IN_MEMORY: [FsWord; 3] = [0x0102_1994, 0x8584_58f6, 0x9584_58f6]; // tmpfs, ramfs, hugetlbfs
+    rustix::fs::fstatfs(file).is_ok_and(|stat| IN_MEMORY.contains(&stat.f_type))
+}
+
+pub(super) fn io_error(action: &'static str, path: &Path, source: io::Error) -> OpenError {
+    OpenError::Io { action, path: path.to_owned(), source }
+}
+
+/// Returns the kind of a file that cannot be a device.
+pub(super) fn not_a_device(metadata: &Metadata) -> Option<&'static str> {
+    let kind = metadata.file_type();
+    if kind.is_file() || kind.is_block_device() {
+        None
+    } else if kind.is_dir() {
+        Some("directory")
+    } else if kind.is_char_device() {
+        Some("character device")
+    } else if kind.is_fifo() {
+        Some("fifo")
+    } else {
+        Some("special file")
+    }
+}
+
+pub(super) fn lock(file: &File, metadata: &Metadata, path: &Path) -> Result<(), OpenError> {
+    judge_lock(file.try_lock(), metadata, path)
+}
+
+pub(super) fn judge_lock(
+    result: Result<(), TryLockError>,
+    metadata: &Metadata,
+    path: &Path,
+) -> Result<(), OpenError> {
+    match result {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => {
+            Err(OpenError::Locked { path: path.to_owned(), holder: holder_of(metadata) })
+        }
+        // Some network file systems have no locks at all, which must not forbid writing there.
+        Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => Ok(()),
+        Err(TryLockError::Error(source)) => Err(io_error("lock", path, source)),
+    }
+}
+
+/// Returns the holder of a file's advisory lock (`flock`), as `extant (process 4711)`; `None` when
+/// the lock is free, or the system does not tell.
+pub fn lock_holder(path: impl AsRef<Path>) -> Option<String> {
+    holder_of(&std::fs::metadata(path).ok()?)
+}
+
+/// Looks the holder of a `flock` up in `/proc/locks`, whose lines read
+/// `1: FLOCK  ADVISORY  WRITE 4711 08:02:1234 0 EOF` (process, device, inode number).
+fn holder_of(metadata: &Metadata) -> Option<String> {
+    let locks = std::fs::read_to_string("/proc/locks").ok()?;
+    let device = metadata.dev();
+    let wanted = format!(
+        "{:02x}:{:02x}:{}",
+        rustix::fs::major(device),
+        rustix::fs::minor(device),
+        metadata.ino()
+    );
+    let pid = locks.lines().find_map(|line| {
+        let mut words = line.split_ascii_whitespace().skip(1);
+        let (kind, pid, file) = (words.next()?, words.nth(2)?, words.next()?);
+        (kind == "FLOCK" && file == wanted).then(|| pid.to_owned())
+    })?;
+    let program = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    Some(format!("{} (process {pid})", program.trim_end()))
+}
