@@ -48,7 +48,9 @@ impl Piece {
 /// The group whose places a problem is about.
 fn misplaced(problem: &Problem) -> Option<u32> {
     match problem {
-        Problem::Group(GroupError::Checksum { group, .. } | GroupError::OutOfRange { group, .. })
+        Problem::Group(
+            GroupError::Checksum { group, .. } | GroupError::OutOfRange { group, .. },
+        )
         | Problem::OutsideGroup { group, .. }
         | Problem::MetadataOverlap { group, .. } => Some(group.0),
         _ => None,
