@@ -48,7 +48,9 @@ impl Piece {
 /// The group whose places a problem is about.
 fn misplaced(problem: &Problem) -> Option<u32> {
     match problem {
-        Problem::Group(GroupError::Checksum { group, .. } | GroupError::OutOfRange { group, .. })
+        Problem::Group(
+            GroupError::Checksum { group, .. } | GroupError::OutOfRange { group, .. },
+        )
         | Problem::OutsideGroup { group, .. }
         | Problem::MetadataOverlap { group, .. } => Some(group.0),
         _ => None,
@@ -62,7 +64,8 @@ pub(crate) fn renew(state: &mut State, problems: &[Problem]) -> Fixed<bool> {
     let groups: BTreeSet<u32> = problems.iter().filter_map(misplaced).collect();
     let mut any = false;
     for group in groups {
-        let descriptor = state.group(group)?;
+        // One that cannot be read is named when it is its turn.
+        let Ok(descriptor) = state.group(group) else { continue };
         let Some(backup) = from_backup(state, group)? else { continue };
         let pieces = [Piece::BlockBitmap, Piece::InodeBitmap, Piece::Table];
         if pieces.iter().all(|piece| piece.get(&backup) == piece.get(&descriptor)) {

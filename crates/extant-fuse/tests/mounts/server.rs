@@ -114,9 +114,8 @@ fn what_is_frozen_changes_nothing_and_can_be_thawed_whoever_waits(settings: &Set
     let (served, ()) = with_mount(open(&device), &at, settings, &heard, |at| {
         fs::write(at.join("before"), "x").unwrap();
         // For the length alone, as getfattr asks first: no order.
-        let length = |order: &str| {
-            getxattr(at, format!("extant.order.{order}"), &mut [0u8; 0]).map(drop)
-        };
+        let length =
+            |order: &str| getxattr(at, format!("extant.order.{order}"), &mut [0u8; 0]).map(drop);
         length("freeze").unwrap();
         order(at, "freeze").unwrap();
         length("thaw").unwrap();
