@@ -23,7 +23,7 @@ DIST_FLAGS ?= -C target-feature=+crt-static
 # A test program that hangs is ended after a quarter of an hour.
 ENDED = --config "target.'cfg(all())'.runner='$(abspath scripts/test-runner)'"
 
-.PHONY: help build build-whole demo embed test test-long test-mutants test-programs posix install-capi python test-python bench bench-build bench-mkfs bench-check bench-read bench-namespace bench-io bench-io-memory bench-async bench-alloc bench-pieces bench-age bench-direct bench-fio bench-mount bench-remote bench-quick bench-page counts install fuzz-smoke fuzz-long fmt lint doc dist package install-files
+.PHONY: help build build-whole demo embed test test-long test-mutants test-programs posix install-capi python test-python bench bench-build bench-mkfs bench-check bench-read bench-namespace bench-io bench-io-memory bench-async bench-alloc bench-pieces bench-age bench-direct bench-crypt bench-fio bench-mount bench-remote bench-quick bench-page counts install fuzz-smoke fuzz-long fmt lint doc dist package install-files
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -71,7 +71,7 @@ posix: build ## system calls on a mount and on the kernel's ext4, side by side (
 	@scripts/deps e2fsprogs perl
 	EXTANT=$(EXTANT) scripts/posix-suite
 
-bench: bench-build bench-mkfs bench-check bench-read bench-namespace bench-io bench-fio bench-async bench-alloc bench-pieces bench-age bench-direct bench-mount bench-remote bench-page ## all benchmarks, and the page of them
+bench: bench-build bench-mkfs bench-check bench-read bench-namespace bench-io bench-fio bench-async bench-alloc bench-pieces bench-age bench-direct bench-crypt bench-mount bench-remote bench-page ## all benchmarks, and the page of them
 
 # Small files and one or two rounds: to see that everything runs and where things stand, not to quote.
 bench-quick: build-whole ## all benchmarks, small, in less than five minutes, and the page of them
@@ -139,6 +139,10 @@ bench-age: ## a file system filled and churned, in process and by the kernel's e
 bench-direct: ## direct I/O, one request and 64 at once, against fio on the raw target and on the kernel's ext4 (root; SIZE= ROUNDS= SECONDS_EACH= ROWS="disk write;4K" BENCH_DISK=)
 	@scripts/deps e2fsprogs
 	$(CARGO) run --profile dist -q -p extant-bench -- direct
+
+bench-crypt: ## what encryption costs files that are read and written, against plain ones and the ciphers alone (ROUNDS= SIZE= ROWS=)
+	@scripts/deps e2fsprogs
+	$(CARGO) run --profile dist -q -p extant-bench -- crypt
 
 bench-fio: build-whole ## fio itself on the kernel's ext4 and XFS and on extant in process, under 4 minutes (root; ROWS= ROUNDS= SECONDS_EACH= SIZE= JSON=)
 	@scripts/deps e2fsprogs fio python3

@@ -11,6 +11,7 @@ pub mod build;
 pub mod change;
 pub mod check;
 pub mod counts;
+pub mod crypt;
 pub mod direct;
 pub mod io;
 pub mod mount;

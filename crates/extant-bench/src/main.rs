@@ -1,4 +1,4 @@
-//! `extant-bench build | mkfs | check | read | namespace | io | io-memory | async | alloc | pieces | age | direct | mount | remote | page`: see
+//! `extant-bench build | mkfs | check | read | namespace | io | io-memory | async | alloc | pieces | age | direct | crypt | mount | remote | page`: see
 //! `make bench-build` and so on.
 #![forbid(unsafe_code)]
 
@@ -10,7 +10,8 @@ use extant_bench::direct::Below;
 use extant_bench::report::{Series, report};
 use extant_bench::run::{find, run, run_with_memory};
 use extant_bench::{
-    age, alloc, build, counts, direct, io, mount, namespace, pieces, read, remote, ring, stop,
+    age, alloc, build, counts, crypt, direct, io, mount, namespace, pieces, read, remote, ring,
+    stop,
 };
 
 /// What takes arguments; the others take variables of the environment, which `make help` lists.
@@ -41,6 +42,7 @@ fn main() -> Result<()> {
         Some("pieces") => grow(),
         Some("age") => age(),
         Some("direct") => direct(),
+        Some("crypt") => crypt(),
         Some("counts") => {
             println!("{}", counts::ROWS.join("\n"));
             Ok(())
@@ -54,7 +56,7 @@ fn main() -> Result<()> {
             extant_bench::page::write(&extant_bench::report::directory(), Path::new(&to))
         }
         _ => bail!(
-            "usage: extant-bench build | mkfs | check | read | namespace | io | io-memory | async | alloc | pieces | age | direct | mount | remote | page"
+            "usage: extant-bench build | mkfs | check | read | namespace | io | io-memory | async | alloc | pieces | age | direct | crypt | mount | remote | page"
         ),
     }
 }
@@ -338,6 +340,21 @@ fn io_settings(rounds: &str) -> Result<io::Settings> {
 fn io() -> Result<()> {
     stop::listen()?;
     io::io(memory_dir()?.path(), &io_settings("5")?)
+}
+
+/// Question: what does encryption cost a file that is read and written?
+///
+/// Sketch: the cache has plaintext, so what is cached costs nothing more. Cold reads and writeback take the cipher's time
+/// and that of a copy; on two processors read-ahead and writeback do the cipher's part beside the program's. Goals: cached
+/// reads as plain ones; 70 % of what the cipher alone does, for each processor.
+fn crypt() -> Result<()> {
+    stop::listen()?;
+    let settings = crypt::Settings {
+        rounds: variable("ROUNDS", "5").parse().context("ROUNDS is a number")?,
+        file_bytes: bytes(&variable("SIZE", "256M"))?,
+        rows: list("ROWS"),
+    };
+    crypt::run(memory_dir()?.path(), &settings)
 }
 
 /// Question: what does a ring cost, where nothing has to be waited for?

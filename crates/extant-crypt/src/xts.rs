@@ -8,8 +8,9 @@ use aes::{Aes256, Block};
 
 /// Size of a block of the cipher, in bytes.
 const BLOCK: usize = 16;
-/// Number of blocks that go to the cipher together.
-const TOGETHER: usize = 32;
+/// Number of blocks that go to the cipher together: those of the usual data unit. Each call prepares the keys for the
+/// processor's widest instructions, which costs as much as some of the blocks.
+const TOGETHER: usize = 256;
 
 /// A key for XTS.
 pub(crate) struct Xts {

@@ -88,9 +88,9 @@ fn encrypted_and_folding_trees_survive_every_cut() {
 }
 
 #[test]
-#[ignore = "takes minutes: 40,000 states"]
+#[ignore = "takes minutes: 17,000 cuts"]
 fn many_encrypted_and_folding_trees_survive_every_cut() {
-    let sampling = Sampling { exhaustive_max: 4, samples: 24, tears: 12, ..crate::states() };
+    let sampling = Sampling { exhaustive_max: 3, samples: 8, tears: 4, ..crate::states() };
     let load = Load {
         name: "many_encrypted_and_folding_trees_survive_every_cut",
         layouts: SPECIAL,
@@ -98,7 +98,7 @@ fn many_encrypted_and_folding_trees_survive_every_cut() {
         profile: Profile { contents: 30, sync_one_in: 8, ..Profile::default() },
         sampling: sampling.clone(),
     };
-    prove(&load, range(5200, 3));
+    prove(&load, range(5200, 9));
     let load = Load { steps: 400, profile: Profile::big_directory(), ..load };
     prove(&load, range(5300, 1));
 }
@@ -180,7 +180,7 @@ fn contents_in_the_journal_survive_every_cut() {
 }
 
 #[test]
-#[ignore = "takes minutes: 50,000 states"]
+#[ignore = "takes minutes: 19,000 cuts"]
 fn many_contents_in_the_journal_survive_every_cut() {
     let name = "many_contents_in_the_journal_survive_every_cut";
     through_the_journal(name, 150, 2, range(4910, 4));

@@ -12,10 +12,12 @@ mod target;
 
 mod defrag;
 mod encrypted;
+mod flags;
 mod interop;
 mod kernel;
 mod mke2fs;
 mod mount_checks;
+mod mutated;
 mod probe;
 mod sealed;
 mod sealing;

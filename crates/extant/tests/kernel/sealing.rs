@@ -485,3 +485,180 @@ fn bytes_of_the_device_are_read_again_after_sealing() {
     assert!(matches!(error, FsError::Unverified { index: 3, .. }), "{error}");
     assert_eq!(inode.read_at(&mut [0; 1], 0).unwrap(), 1);
 }
+
+/// What a file of a history may be after a cut.
+#[derive(Clone)]
+struct Known {
+    bytes: Vec<u8>,
+    digest: Option<String>,
+}
+
+/// Files of a history by their paths.
+type Files = std::collections::BTreeMap<String, Known>;
+
+/// A history of files that are made, sealed and removed, beside one that is appended to, and every cut of it. Returns
+/// the numbers of cuts and of states.
+fn history_with_seals(
+    layout: &[&str],
+    seed: u64,
+    steps: usize,
+    samples: usize,
+) -> Result<(u64, u64), String> {
+    use extant_base::Prng;
+    let options = || {
+        let clock = Arc::new(FixedClock::at(1_700_000_000, 0));
+        let options = MountOptions::new().read_only(false).background(false).seed(1).clock(clock);
+        options.key(super::encrypted::key())
+    };
+    let base = make(layout)?;
+    let is_encrypted = layout.iter().any(|word| word.contains("encrypt"));
+    let fs = options().open_shared(Arc::clone(&base) as SharedDevice).unwrap();
+    let top = fs.root().unwrap().mkdir("d", &NewInode::root(0o755)).unwrap();
+    if is_encrypted {
+        let policy = extant::EncryptionPolicy::new(super::encrypted::key().identifier());
+        top.set_encryption_policy(&policy).unwrap();
+    }
+    let beside = top.create("beside", &NEW).unwrap();
+    beside.sync().unwrap();
+    drop((top, beside));
+    fs.unmount().map_err(|error| error.to_string())?;
+
+    let recorder = Arc::new(RecordingDevice::over(base.snapshot()));
+    let fs = options().open_shared(Arc::clone(&recorder) as SharedDevice).unwrap();
+    let mut random = Prng::new(seed);
+    let beside = fs.resolve("/d/beside").unwrap();
+    // What is durable at each mark, and what the files were that have been touched until the next one.
+    let (mut durable, mut touched) = (vec![Files::new()], vec![Files::new()]);
+    let mut now = Files::new();
+    for step in 0..steps {
+        let any = now.keys().nth(random.below(now.len().max(1) as u64) as usize).cloned();
+        match (random.below(10), any) {
+            (0..4, _) | (_, None) => {
+                let bytes = contents(seed ^ step as u64, random.below(40_000));
+                let path = format!("/d/file{step}");
+                drop(file_of(&fs, &path, &bytes));
+                now.insert(path.clone(), Known { bytes, digest: None });
+                touched.last_mut().unwrap().insert(path.clone(), now[&path].clone());
+            }
+            (4..8, Some(path)) if now[&path].digest.is_none() => {
+                let block = if random.one_in(2) {
+                    1024
+                } else {
+                    fs.superblock().block_size.bytes().min(4096)
+                };
+                let salt = vec![step as u8; random.below(33) as usize];
+                let verity = VerityOptions::new().block_bytes(block).salt(salt);
+                let digest = fs.resolve(&path).unwrap().enable_verity(&verity).unwrap();
+                now.get_mut(&path).unwrap().digest = Some(digest.to_string());
+                touched.last_mut().unwrap().insert(path.clone(), now[&path].clone());
+            }
+            (8, Some(path)) => {
+                fs.remove_file(&path).unwrap();
+                let was = now.remove(&path).unwrap();
+                touched.last_mut().unwrap().insert(path, was);
+            }
+            _ => {
+                beside.append(&contents(step as u64, 3000)).unwrap();
+                if random.one_in(2) {
+                    beside.sync_data().unwrap();
+                }
+            }
+        }
+        if random.one_in(3) {
+            fs.sync().unwrap();
+            recorder.mark("synced");
+            durable.push(now.clone());
+            touched.push(Files::new());
+        }
+    }
+    drop(beside);
+    fs.unmount().unwrap();
+    let history = History::of(&[&recorder]);
+    let sampling = Sampling {
+        seed,
+        exhaustive_max: 2,
+        samples,
+        tears: 1,
+        whole: 1024..2048,
+        ..Sampling::default()
+    };
+    let (looked, sealed) =
+        (std::sync::atomic::AtomicU64::new(0), std::sync::atomic::AtomicU64::new(0));
+    let report = crash::run(&history, &sampling, 2, None, |state| {
+        let device = Arc::new(state.devices[0].snapshot());
+        let fs = options()
+            .open_shared(Arc::clone(&device) as SharedDevice)
+            .map_err(|error| error.to_string())?;
+        let (held, touched) = (&durable[state.marks], &touched[state.marks]);
+        let names: std::collections::BTreeSet<&String> =
+            held.keys().chain(touched.keys()).collect();
+        for path in names {
+            let (was, may) = (held.get(path), touched.get(path));
+            let inode = match fs.resolve(path) {
+                Ok(inode) => inode,
+                Err(FsError::NotFound { .. }) if may.is_some() => continue,
+                Err(error) => return Err(format!("{path}: {error}")),
+            };
+            let known = may.or(was).expect("one of them has it");
+            let bytes = inode.read_all().map_err(|error| format!("{path}: {error}"))?;
+            let found = inode.verity_digest().map_err(|error| format!("{path}: {error}"))?;
+            let found = found.map(|digest| digest.to_string());
+            if found.is_some() {
+                sealed.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            }
+            let is_whole = bytes == known.bytes;
+            if was.is_some() && !is_whole {
+                return Err(format!("{path} was synced, and has other contents"));
+            }
+            match (&found, was.and_then(|was| was.digest.as_ref())) {
+                (Some(found), Some(digest)) if found == digest => {}
+                (None, None) => {}
+                (Some(_), None) if is_whole && found == known.digest => {}
+                other => return Err(format!("{path}, whole: {is_whole}: seals {other:?}")),
+            }
+        }
+        fs.unmount().map_err(|error| error.to_string())?;
+        if looked.fetch_add(1, std::sync::atomic::Ordering::Relaxed).is_multiple_of(64) {
+            return check(&device);
+        }
+        let report = extant_check::check(&*device, &CheckOptions::default());
+        let report = report.map_err(|error| error.to_string())?;
+        if report.problems.is_empty() { Ok(()) } else { Err(format!("{:#?}", report.problems)) }
+    });
+    assert!(report.failures.is_empty(), "{layout:?}, seed {seed}: {}", report.failures[0]);
+    assert!(sealed.into_inner() * 4 > report.states, "few seals were there to be looked at");
+    Ok((report.cuts, report.states))
+}
+
+const SEALED_LAYOUTS: [&[&str]; 5] = [
+    &["-O", "verity", "-b", "4096", "-J", "size=4"],
+    &["-O", "verity,orphan_file", "-b", "1024", "-J", "size=4"],
+    &["-O", "verity,encrypt", "-b", "1024", "-J", "size=4"],
+    &["-O", "verity,bigalloc", "-b", "1024", "-C", "4096", "-J", "size=4"],
+    &["-O", "verity,inline_data,^metadata_csum", "-b", "1024", "-J", "size=4"],
+];
+
+fn histories_with_seals(seeds: std::ops::Range<u64>, steps: usize, samples: usize) {
+    let (mut cuts, mut states) = (0, 0);
+    for layout in SEALED_LAYOUTS {
+        for seed in seeds.clone() {
+            let (more_cuts, more_states) =
+                require!(history_with_seals(layout, seed, steps, samples));
+            (cuts, states) = (cuts + more_cuts, states + more_states);
+        }
+        println!("{layout:?}: {cuts} cuts, {states} states so far");
+    }
+}
+
+#[test]
+fn histories_with_seals_survive_every_cut() {
+    histories_with_seals(1..2, 12, 2);
+}
+
+#[test]
+#[ignore = "takes minutes: 10,000 cuts"]
+fn many_histories_with_seals_survive_every_cut() {
+    let first = extant_testkit::proof::env::seed(100);
+    let count = extant_testkit::proof::env::number("EXTANT_SEEDS").unwrap_or(12);
+    histories_with_seals(first..first + count, 60, 2);
+}
