@@ -325,8 +325,17 @@ fn quoted(data: &[u8]) -> String {
 }
 
 /// The first answer over TLS. A server that does not like what it was shown says so in its place, or just goes.
-fn first_answer(socket: &mut Socket, connector: &Connector) -> Result<(), Trouble> {
-    option_reply(socket, OPT_STRUCTURED_REPLY).map(drop).map_err(|error| match explain(&error) {
+fn first_answer(
+    socket: &mut Socket,
+    connector: &Connector,
+    asked: io::Result<()>,
+) -> Result<(), Trouble> {
+    let answer = match asked {
+        Ok(()) => option_reply(socket, OPT_STRUCTURED_REPLY).map(drop),
+        Err(error) if is_silence(&error) => Err(error),
+        Err(error) => socket.take::<1>().and(Err(error)),
+    };
+    answer.map_err(|error| match explain(&error) {
         Some(what) => Trouble::Tls(what),
         None if is_silence(&error) => Trouble::Io(error),
         None => Trouble::Tls(match connector.has_certificate {
@@ -356,11 +365,14 @@ fn negotiate(
     if let Some(connector) = connector {
         secure(&mut socket, connector, limit)?;
     }
-    option(&mut socket, OPT_STRUCTURED_REPLY, &[])?;
+    let asked = option(&mut socket, OPT_STRUCTURED_REPLY, &[]);
     // What it says does not matter: replies of both kinds are understood.
     match connector {
-        Some(connector) => first_answer(&mut socket, connector)?,
-        None => drop(option_reply(&mut socket, OPT_STRUCTURED_REPLY)?),
+        Some(connector) => first_answer(&mut socket, connector, asked)?,
+        None => {
+            asked?;
+            option_reply(&mut socket, OPT_STRUCTURED_REPLY)?;
+        }
     }
     let mut data = Vec::new();
     data.extend_from_slice(&(name.len() as u32).to_be_bytes());

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use extant_block::{
-    AlignedBuffer, BlockDevice, DeviceError, DeviceFault, MemoryDevice, Operation, OperationKind, Pending,
-    QueueOptions, SharedDevice, run_in_place,
+    AlignedBuffer, BlockDevice, DeviceError, DeviceFault, MemoryDevice, Operation, OperationKind,
+    Pending, QueueOptions, SharedDevice, run_in_place,
 };
 use extant_nbd::{Address, Listening, NbdDevice, NbdError, Settings, UNFLUSHED_MAX, serve};
 use extant_sync::{Clock, Mutex, Rank, SystemClock, threads};

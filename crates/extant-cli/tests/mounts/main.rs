@@ -12,6 +12,7 @@ mod mount_devices;
 mod mount_ends;
 mod mount_full;
 mod mount_grow;
+mod mount_many;
 mod mount_remount;
 mod mount_use;
 mod mount_verity;

@@ -90,6 +90,87 @@ fn a_sparse_image_on_a_disk_that_fills_up_loses_no_name_and_nothing_synced() {
     assert!(read.output.stdout == noise(0, 24 << 10));
 }
 
+/// Writes files of 40 KiB into the mount of an overlay on a full disk until one of them is refused; those whose
+/// `fsync` came back well are durable.
+fn fill(mounts: &Mounts) -> Vec<u32> {
+    let mut durable = Vec::new();
+    for number in 0..4000 {
+        let wrote = fs::File::create(mounts.inside(&format!("f{number}"))).and_then(|mut file| {
+            std::io::Write::write_all(&mut file, &noise(number, 40 << 10))?;
+            file.sync_all()
+        });
+        match wrote {
+            Ok(()) => durable.push(number),
+            Err(error) => {
+                assert_eq!(error.raw_os_error(), Some(28), "{number}: {error}");
+                return durable;
+            }
+        }
+    }
+    panic!("the disk does not fill up");
+}
+
+#[test]
+fn an_overlay_on_a_disk_that_fills_up_keeps_what_was_synced_and_goes_on_when_there_is_room() {
+    for is_killed in [false, true] {
+        let Some(mounts) = mounts() else { return };
+        if !full_disk(&mounts, "48M") {
+            return;
+        }
+        let (place, full) = (&mounts.place, mounts.path("full"));
+        let make = ["-q", "-F", "-t", "ext4", "-J", "size=8", "b.img", "500M"];
+        assert!(tool("mke2fs", &make, place.0.path()).unwrap().status.success());
+        let sum = |name: &str| text(&tool("sha256sum", &[name], place.0.path()).unwrap());
+        let base = sum("b.img");
+        fs::write(full.join("ballast"), vec![1; 16 << 20]).unwrap();
+        let mount = ["mount", "--overlay", "full/o.qcow2", "--log", "log", "b.img", "m"];
+        place.run(&mount).succeeds();
+        let durable = fill(&mounts);
+        assert!(durable.len() > 50, "{} files", durable.len());
+        // Names still change, durably: the journal has its room in the overlay.
+        fs::rename(mounts.inside("f0"), mounts.inside("moved")).unwrap();
+        fs::File::open(mounts.path("m")).unwrap().sync_all().unwrap();
+        let (_, server) = mounts.processes();
+        if is_killed {
+            support::mounts::signal(server, rustix::process::Signal::KILL);
+            until("the server has ended", || !is_alive(server));
+            let _ = place.run(&["umount", "-l", "m"]);
+            let what = ["cat", "--overlay", "full/o.qcow2", "b.img:/moved"];
+            let read = place.run(&what).succeeds();
+            assert!(read.output.stdout == noise(0, 40 << 10), "with no room to replay the journal");
+            fs::remove_file(full.join("ballast")).unwrap();
+            place.run(&mount).succeeds();
+        } else {
+            fs::remove_file(full.join("ballast")).unwrap();
+            // What was refused is still in memory, and now finds its place.
+            fs::File::open(mounts.path("m")).unwrap().sync_all().unwrap();
+        }
+        let big: Vec<u8> = (0..100).flat_map(|number| noise(number, 40 << 10)).collect();
+        let mut file = fs::File::create(mounts.inside("big")).unwrap();
+        std::io::Write::write_all(&mut file, &big).unwrap();
+        file.sync_all().unwrap();
+        drop(file);
+        // Who unmounts is reminded of what failed.
+        place.run(&["umount", "--timeout", "60", "m"]).succeeds();
+        let read = |name: &str| {
+            let path = format!("b.img:/{name}");
+            let ran = place.run(&["cat", "--overlay", "full/o.qcow2", &path]).succeeds();
+            ran.output.stdout.clone()
+        };
+        assert!(read("big") == big);
+        assert!(read("moved") == noise(0, 40 << 10));
+        for number in durable.iter().skip(1) {
+            assert!(read(&format!("f{number}")) == noise(*number, 40 << 10), "{number}");
+        }
+        place.run(&["check", "--overlay", "full/o.qcow2", "b.img"]).succeeds();
+        if let Some(checked) = tool("qemu-img", &["check", "full/o.qcow2"], place.0.path()) {
+            // 3 is for clusters that are counted and not used.
+            assert!(matches!(checked.status.code(), Some(0 | 3)), "{}", text(&checked));
+        }
+        assert!(sum("b.img") == base, "the base has changed");
+    }
+}
+
 #[test]
 fn a_journal_that_stopped_is_said_by_every_sync_and_by_who_unmounts() {
     let Some(mounts) = mounts() else { return };

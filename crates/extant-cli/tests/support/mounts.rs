@@ -76,7 +76,13 @@ impl Mounts {
 
     /// The processes of the mount: keeper and server.
     pub(crate) fn processes(&self) -> (i32, i32) {
-        let info: serde_json::Value = serde_json::from_slice(&self.asked("extant.info")).unwrap();
+        self.processes_at("m")
+    }
+
+    /// The processes of the mount at `point`: keeper and server.
+    pub(crate) fn processes_at(&self, point: &str) -> (i32, i32) {
+        let info = self.asked_at(point, "extant.info");
+        let info: serde_json::Value = serde_json::from_slice(&info).unwrap();
         let server = i32::try_from(info["pid"].as_i64().unwrap()).unwrap();
         let status = fs::read_to_string(format!("/proc/{server}/status")).unwrap();
         let parent = status.lines().find_map(|line| line.strip_prefix("PPid:\t")).unwrap();
@@ -84,8 +90,12 @@ impl Mounts {
     }
 
     pub(crate) fn asked(&self, name: &str) -> Vec<u8> {
+        self.asked_at("m", name)
+    }
+
+    fn asked_at(&self, point: &str, name: &str) -> Vec<u8> {
         let mut answer = vec![0; 1 << 16];
-        let count = rustix::fs::getxattr(self.path("m"), name, &mut answer[..]).unwrap();
+        let count = rustix::fs::getxattr(self.path(point), name, &mut answer[..]).unwrap();
         answer.truncate(count);
         answer
     }

@@ -48,7 +48,16 @@ impl Session {
 
     /// Takes what comes; 0 when the connection has ended.
     fn fill(&mut self, stream: &mut Stream) -> io::Result<usize> {
-        self.push_out(stream)?;
+        // Who is gone may have said why before.
+        let sent = match self.is_broken {
+            true => Err(io::ErrorKind::BrokenPipe.into()),
+            false => self.push_out(stream),
+        };
+        if let Err(error) = sent
+            && !matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+        {
+            return Err(error);
+        }
         let count = self.connection.read_tls(stream)?;
         if let Err(error) = self.connection.process_new_packets() {
             // The other side is told why, if it still listens.
