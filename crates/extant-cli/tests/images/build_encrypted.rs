@@ -242,7 +242,7 @@ fn linux_in_a_machine_reads_what_was_built_with_adiantum() {
              xfs_io -c 'add_enckey -d {NAME}' /mnt < /key > /dev/null\n\
              cat home/deep/deeper/second && echo ' is read'\n\
              echo $(ls home/many | wc -l) entries, $(readlink home/l900 | wc -c) bytes of a target\n\
-             cksum < 'home/deep/1048579 bytes'; cksum < home/sparse\n\
+             md5sum < 'home/deep/1048579 bytes'; md5sum < home/sparse\n\
              echo more >> 'home/deep/15 bytes'\n"
         );
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/boot-encrypted");
@@ -255,7 +255,7 @@ fn linux_in_a_machine_reads_what_was_built_with_adiantum() {
         }
         let sums = tool(
             "sh",
-            &["-c", "cksum < 'source/home/deep/1048579 bytes'; cksum < source/home/sparse"],
+            &["-c", "md5sum < 'source/home/deep/1048579 bytes'; md5sum < source/home/sparse"],
             place.0.path(),
         );
         let sums = support::text(&sums.unwrap());

@@ -656,7 +656,7 @@ fn histories_with_seals_survive_every_cut() {
 }
 
 #[test]
-#[ignore = "takes minutes: 10,000 cuts"]
+#[ignore = "takes minutes: 24,000 cuts"]
 fn many_histories_with_seals_survive_every_cut() {
     let first = extant_testkit::proof::env::seed(100);
     let count = extant_testkit::proof::env::number("EXTANT_SEEDS").unwrap_or(12);
