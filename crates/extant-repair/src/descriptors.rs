@@ -61,7 +61,16 @@ fn misplaced(problem: &Problem) -> Option<u32> {
 /// changed any: then nothing else is to be moved before everything was examined again. What is free was
 /// found out by the wrong places, and what overlaps too.
 pub(crate) fn renew(state: &mut State, problems: &[Problem]) -> Fixed<bool> {
-    let groups: BTreeSet<u32> = problems.iter().filter_map(misplaced).collect();
+    let named: BTreeSet<u32> = problems.iter().filter_map(misplaced).collect();
+    let is_impossible =
+        |problem: &Problem| matches!(problem, Problem::Group(GroupError::OutOfRange { .. }));
+    // Without checksums nothing tells which of the others are right: what one says may be possible by chance.
+    let are_all_doubtful =
+        state.group_checksum == GroupChecksum::None && problems.iter().any(is_impossible);
+    let groups: Box<dyn Iterator<Item = u32>> = match are_all_doubtful {
+        true => Box::new(0..state.sb.group_count),
+        false => Box::new(named.into_iter()),
+    };
     let mut any = false;
     for group in groups {
         // One that cannot be read is named when it is its turn.

@@ -193,6 +193,21 @@ fn descriptors_that_are_gone_come_from_a_backup_and_no_file_is_touched() {
     assert!(done >= 8, "{done}");
 }
 
+/// Without checksums, one place that cannot be makes doubtful what the others say, though it could be.
+#[test]
+fn a_descriptor_that_may_be_right_by_chance_is_doubted_beside_one_that_cannot_be() {
+    let dir = tempdir().unwrap();
+    let device = require!(sample(dir.path(), SETS[0]));
+    let before = seen(&device);
+    // The inode table of the first group elsewhere, and that of the second behind the end.
+    device.write_at(2 * 1024 + 8, &5000u32.to_le_bytes()).unwrap();
+    device.write_at(2 * 1024 + 32 + 8, &65_444u32.to_le_bytes()).unwrap();
+    repaired(&device).unwrap();
+    assert_eq!(losses(&before, &device), [""; 0]);
+    assert_eq!(problems(&device), [""; 0]);
+    assert_eq!(common::e2fsck(&device, dir.path(), false).unwrap(), "");
+}
+
 /// As a mount leaves it that was cut off: it says that there may be orphans, and there are none.
 #[test]
 fn what_a_mount_said_of_orphans_goes_with_the_journal() {

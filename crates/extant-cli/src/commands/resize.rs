@@ -431,7 +431,10 @@ pub(crate) fn of_change(error: &ChangeError, name: &str) -> (Exit, Option<String
         }
         ChangeError::Device(error) if error.is_full() => (
             Exit::NoSpace,
-            Some("make room on the disk that holds the image, and try again".to_owned()),
+            Some(format!(
+                "make room on the disk that holds the image, and try again; the image is as it was, or as it \
+                 was to be: extant check {name} looks at it"
+            )),
         ),
         _ => (
             Exit::Io,

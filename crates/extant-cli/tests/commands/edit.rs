@@ -304,7 +304,7 @@ fn a_command_that_fails_changes_nothing_and_says_why() {
     fails(&["tune", "-O", "speed", "a.img"], 2, &["speed"]);
     fails(&["tune", "-O", "bigalloc", "a.img"], 7, &["bigalloc", "extant build"]);
     fails(&["tune", "-O", "mmp,^filetype", "a.img"], 7, &["^filetype"]);
-    fails(&["tune", "-E", "clear_mmp", "a.img"], 5, &["clear_mmp"]);
+    fails(&["tune", "-E", "force_fsck", "a.img"], 5, &["force_fsck"]);
     fails(&["tune", "-J", "device=/dev/sdb", "a.img"], 5, &["device"]);
     fails(&["tune", "-J", "size=9G", "a.img"], 7, &["journal size", "blocks"]);
     fails(&["tune", "-Q", "everybody", "a.img"], 2, &["usrquota"]);
