@@ -35,6 +35,7 @@ mod model;
 mod tests;
 
 use std::fmt;
+use std::sync::OnceLock;
 
 use extant_sync::{Mutex, MutexGuard, Rank};
 
@@ -47,12 +48,19 @@ pub(crate) type FrameId = u32;
 /// Bytes of a page of the arena.
 const PAGE: u64 = 4096;
 
+/// Frames that are made at once: those of 2 MiB.
+const PART: u32 = 512;
+
 /// All frames.
+///
+/// They are made in parts, each when the first folio begins there: a mount that has little in memory pays for
+/// little, whatever it may have. Frames that were not made are dead.
 pub(crate) struct Frames {
-    frames: Box<[Frame]>,
+    parts: Box<[OnceLock<Box<[Frame]>>]>,
+    pages: u32,
 }
 
-/// A frame; 48 bytes for each 4 KiB: 1.2 percent.
+/// A frame; at most 48 bytes for each 4 KiB: 1.2 percent.
 struct Frame {
     identity: Identity,
     lock: Mutex<()>,
@@ -61,8 +69,26 @@ struct Frame {
 impl Frames {
     /// Dead frames for pages `0..pages` of the arena.
     pub(crate) fn new(pages: u32) -> Frames {
+        let parts = (0..pages.div_ceil(PART)).map(|_| OnceLock::new());
+        Frames { parts: parts.collect(), pages }
+    }
+
+    #[inline]
+    fn get(&self, id: FrameId) -> Option<&Frame> {
+        self.parts.get((id / PART) as usize)?.get()?.get((id % PART) as usize)
+    }
+
+    /// The frame, made if it was not yet.
+    ///
+    /// # Panics
+    ///
+    /// When there is none.
+    #[track_caller]
+    fn made(&self, id: FrameId) -> &Frame {
+        let (part, within) = (id / PART, id % PART);
         let frame = |_| Frame { identity: Identity::new(), lock: Mutex::new(Rank::Folio, ()) };
-        Frames { frames: (0..pages).map(frame).collect() }
+        let count = PART.min(self.pages.saturating_sub(part * PART));
+        &self.parts[part as usize].get_or_init(|| (0..count).map(frame).collect())[within as usize]
     }
 
     /// Makes a folio of 2^order pages that the caller allocated: `id` is the first, and the folio
@@ -73,7 +99,7 @@ impl Frames {
     /// When the frame is live or there is none.
     #[track_caller]
     pub(crate) fn publish(&self, id: FrameId, file: u64, start: u64, order: u8) -> Pin<'_> {
-        let frame = &self.frames[id as usize];
+        let frame = self.made(id);
         frame.identity.publish(file, start, order);
         Pin { frame, id }
     }
@@ -82,7 +108,7 @@ impl Frames {
     /// detached.
     #[inline]
     pub(crate) fn pin(&self, id: FrameId, file: u64, page: u64) -> Option<Pin<'_>> {
-        let frame = self.frames.get(id as usize)?;
+        let frame = self.get(id)?;
         frame.identity.pin(file, page).then(|| Pin { frame, id })
     }
 
@@ -90,24 +116,24 @@ impl Frames {
     /// owns the pages, so the lock is free.
     #[track_caller]
     pub(crate) fn lock(&self, id: FrameId) -> MutexGuard<'_, ()> {
-        self.frames[id as usize].lock.lock()
+        self.made(id).lock.lock()
     }
 
     /// Pins the folio that begins at that page of the arena, detached or not.
     pub(crate) fn pin_any(&self, id: FrameId) -> Option<Pin<'_>> {
-        let frame = self.frames.get(id as usize)?;
+        let frame = self.get(id)?;
         frame.identity.pin_any().then(|| Pin { frame, id })
     }
 
     /// Ends a folio without pins: the caller owns its pages then. Returns false when there is a
     /// pin, or it has ended.
     pub(crate) fn kill(&self, id: FrameId) -> bool {
-        self.frames.get(id as usize).is_some_and(|frame| frame.identity.kill())
+        self.get(id).is_some_and(|frame| frame.identity.kill())
     }
 
     /// Gives up a pin that was [kept](Pin::keep).
     pub(crate) fn let_go(&self, id: FrameId) {
-        if let Some(frame) = self.frames.get(id as usize) {
+        if let Some(frame) = self.get(id) {
             frame.identity.unpin();
         }
     }
@@ -115,8 +141,7 @@ impl Frames {
     #[cfg(test)]
     /// Returns how many frames there are: pages of the arena.
     pub(crate) fn len(&self) -> u32 {
-        // `new` made them from a `u32`.
-        self.frames.len() as u32
+        self.pages
     }
 }
 

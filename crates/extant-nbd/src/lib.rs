@@ -46,6 +46,7 @@ mod pipe;
 mod queue;
 mod serve;
 mod socket;
+mod stream;
 #[cfg(feature = "tls")]
 mod tls;
 #[cfg(not(feature = "tls"))]

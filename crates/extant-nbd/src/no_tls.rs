@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::address::{At, Secret};
 use crate::error::NbdError;
-use crate::socket::Stream;
+use crate::stream::Stream;
 
 const NONE: &str = "this build has no TLS (the feature \"tls\")";
 

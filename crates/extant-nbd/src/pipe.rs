@@ -10,7 +10,8 @@ use rustc_hash::FxHashMap;
 
 use crate::address::Address;
 use crate::error::NbdError;
-use crate::socket::{Socket, is_silence};
+use crate::socket::Socket;
+use crate::stream::is_silence;
 use crate::tls::{Connector, explain};
 use crate::wire::*;
 

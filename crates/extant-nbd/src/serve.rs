@@ -10,7 +10,8 @@ use extant_base::sabotage;
 use extant_block::{AlignedBuffer, BlockDevice, DeviceError, DeviceFault, Operation, SharedDevice};
 use extant_sync::{Clock, SystemClock, threads};
 
-use crate::socket::{Kind, Socket};
+use crate::socket::Socket;
+use crate::stream::Kind;
 use crate::tls::ServerTls;
 use crate::wire::*;
 

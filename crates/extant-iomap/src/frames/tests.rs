@@ -9,6 +9,25 @@ fn a_frame_is_small() {
     assert!(size_of::<Frame>() <= 48, "{}", size_of::<Frame>());
 }
 
+/// A mount with a large cache and little in it must not pay for the cache.
+#[test]
+fn frames_are_made_where_folios_begin_and_nowhere_else() {
+    let frames = Frames::new(65_536 + 3);
+    let made = || frames.parts.iter().filter(|part| part.get().is_some()).count();
+    assert!(frames.pin_any(5).is_none() && frames.pin(5, 7, 0).is_none() && !frames.kill(5));
+    frames.let_go(5);
+    assert_eq!(made(), 0, "who looks makes nothing");
+    let pins = [(700, 0), (1023, 1), (65_538, 2)].map(|(id, page)| frames.publish(id, 7, page, 0));
+    assert_eq!(made(), 2);
+    assert!(frames.pin(700, 7, 0).is_some() && frames.pin(65_538, 7, 2).is_some());
+    assert!(frames.pin_any(701).is_none(), "made, and dead");
+    drop(frames.lock(2048));
+    assert_eq!(made(), 3);
+    drop(pins);
+    let behind = AssertUnwindSafe(|| drop(frames.publish(65_539, 7, 9, 0)));
+    assert!(catch_unwind(behind).is_err());
+}
+
 #[test]
 fn a_folio_is_found_by_each_of_its_pages_and_no_other() {
     let frames = Frames::new(64);

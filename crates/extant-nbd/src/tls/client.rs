@@ -12,7 +12,7 @@ use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, Error, Signa
 use super::files::{CA_CERT, certificates, key, revoked, signers, signers_of_system};
 use super::session::Session;
 use crate::address::{At, Secret};
-use crate::socket::Stream;
+use crate::stream::Stream;
 
 const CERT: &str = "client-cert.pem";
 const KEY: &str = "client-key.pem";

@@ -11,7 +11,7 @@ use rustls::{ServerConfig, ServerConnection};
 use super::files::{CA_CERT, certificates, key, revoked, signers};
 use super::session::Session;
 use crate::error::NbdError;
-use crate::socket::Stream;
+use crate::stream::Stream;
 
 const CERT: &str = "server-cert.pem";
 const KEY: &str = "server-key.pem";

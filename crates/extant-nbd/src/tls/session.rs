@@ -5,7 +5,7 @@ use std::io::{self, BufRead, Read, Write};
 use extant_base::sabotage;
 use rustls::{AlertDescription, CertificateError, Connection, Error};
 
-use crate::socket::Stream;
+use crate::stream::Stream;
 
 /// One side of TLS over a [`Stream`].
 pub(crate) struct Session {
@@ -145,6 +145,7 @@ pub(crate) fn explain(error: &io::Error) -> Option<String> {
             | AlertDescription::CertificateRevoked
             | AlertDescription::CertificateUnknown
             | AlertDescription::UnsupportedCertificate
+            | AlertDescription::DecryptError
             | AlertDescription::AccessDenied => {
                 format!("it does not believe the certificate of this side ({alert:?})")
             }
@@ -181,7 +182,7 @@ mod tests {
     use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
     use super::*;
-    use crate::socket::Kind;
+    use crate::stream::Kind;
 
     /// Both ends of a connection, and the server's socket.
     fn pair() -> ((Session, Stream), Session, UnixStream) {
@@ -190,7 +191,9 @@ mod tests {
         let provider = || Arc::new(ring::default_provider());
         let server = ServerConfig::builder_with_provider(provider());
         let server = server.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
-        let server = server.with_single_cert(vec![made.cert.der().clone()], key).unwrap();
+        let mut server = server.with_single_cert(vec![made.cert.der().clone()], key).unwrap();
+        // What nobody reads would be a reset in place of an end.
+        server.send_tls13_tickets = 0;
         let mut roots = RootCertStore::empty();
         roots.add(made.cert.der().clone()).unwrap();
         let client = ClientConfig::builder_with_provider(provider());
