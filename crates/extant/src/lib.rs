@@ -52,7 +52,7 @@
 //! error                                   errors and their errno
 //! extent_node zones cache                 decoded nodes; blocks of metadata; LRU cache
 //! limits run casefold image_path sparse   limits; runs of blocks; case folding; types of paths; sparse arrays
-//! times                                   rules of access times and of times kept in memory
+//! times device                            rules of access times and of times kept in memory; what a device needs
 //! ```
 //!
 //! The methods of [`Fs`] and [`Inode`] are in the modules of their subjects, so both types have
@@ -100,6 +100,7 @@ mod change;
 mod crypt;
 mod delete;
 mod dentry;
+pub mod device;
 mod dir;
 mod editor;
 mod error;
