@@ -381,7 +381,8 @@ impl Scan<'_, '_> {
         }
 
         // Most files have no block that needs it.
-        let has_blocks = inode.flags.contains(InodeFlags::EXTENTS) && field16(&inode.block, 6) != 0;
+        let is_tree = inode.flags.contains(InodeFlags::EXTENTS) || self.is_lost_tree(inode);
+        let has_blocks = is_tree && field16(&inode.block, 6) != 0;
         let seed = match keep || has_blocks {
             true => inode_seed(self.seed, ino, inode.generation),
             false => 0,
@@ -399,7 +400,7 @@ impl Scan<'_, '_> {
                 map.is_damaged = true;
                 self.note_unreadable(error, || "the resize inode".to_owned())?;
             }
-        } else if has_map && inode.flags.contains(InodeFlags::EXTENTS) {
+        } else if has_map && is_tree {
             self.walk_extents(&mut map, &inode.block)?;
         } else if has_map {
             self.walk_indirect(&mut map, &inode.block)?;
@@ -515,14 +516,20 @@ impl Scan<'_, '_> {
         let is_odd = flags.intersects(SELDOM) || self.sb.bigalloc();
         let has_extents = flags.contains(InodeFlags::EXTENTS);
         let may_have_extents = is_file && features.has_incompat(Incompat::EXTENTS);
-        if !is_odd && (!has_extents || may_have_extents) {
+        let is_lost_tree = self.is_lost_tree(inode);
+        if !is_odd && !is_lost_tree && (!has_extents || may_have_extents) {
             return;
         }
         let is_bigalloc = self.sb.bigalloc() && !self.is_special(ino) && !inode.is_fast_symlink();
         let is_mapped = InodeFlags::EXTENTS | InodeFlags::INLINE_DATA;
         let rules = [
+            (is_lost_tree, "the extent tree that it has"),
             (
-                is_bigalloc && is_file && kind.is_some() && !flags.intersects(is_mapped),
+                is_bigalloc
+                    && !is_lost_tree
+                    && is_file
+                    && kind.is_some()
+                    && !flags.intersects(is_mapped),
                 "a file system with bigalloc",
             ),
             (

@@ -2,7 +2,9 @@
 
 use extant_base::{FileBlock, FsBlock, Ino};
 use extant_format::extent::{self, ExtentState, Node, ROOT_RECORDS};
+use extant_format::features::Incompat;
 use extant_format::indirect;
+use extant_format::inode::{FileKind, Inode, InodeFlags};
 
 use crate::scan::Scan;
 use crate::tables::Run;
@@ -67,6 +69,27 @@ impl Scan<'_, '_> {
                 Ok(())
             }
         }
+    }
+
+    /// Returns whether an inode has an extent tree in the place of its map, and not the flag that says so. Read as
+    /// pointers, the tree would be a map of other files' blocks; and pointers that read as a tree would lead to the
+    /// blocks behind the superblock, where no file is.
+    pub(crate) fn is_lost_tree(&self, inode: &Inode) -> bool {
+        let may_have_one = match inode.kind() {
+            Some(FileKind::Regular | FileKind::Directory) => true,
+            Some(FileKind::Symlink) => !inode.is_fast_symlink(),
+            _ => false,
+        };
+        let has_flag = inode.flags.intersects(InodeFlags::EXTENTS | InodeFlags::INLINE_DATA);
+        if !may_have_one || has_flag || !self.sb.features.has_incompat(Incompat::EXTENTS) {
+            return false;
+        }
+        let Ok(root) = Node::decode_root(&inode.block) else { return false };
+        let header = root.header();
+        header.max == ROOT_RECORDS
+            && (header.entries > 0 || inode.sectors == 0)
+            && root.extents().all(|one| self.in_range(one.device_start.0, u64::from(one.len.0)))
+            && root.children().all(|(index, _)| self.in_range(index.child.0, 1))
     }
 
     fn extent_room(&mut self, map: &Map, found: u16, wanted: u16) {

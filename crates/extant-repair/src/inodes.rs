@@ -173,6 +173,7 @@ fn fix_flags(state: &mut State, record: &mut Record, with: &str) -> Fixed<bool> 
                 return Ok(true);
             }
         }
+        "the extent tree that it has" => record.set_flag(InodeFlags::EXTENTS, true),
         "a file system with bigalloc" => {
             // The same blocks in a tree, as far as they fit clusters.
             let map = state.read_map(record)?;

@@ -208,6 +208,46 @@ fn a_descriptor_that_may_be_right_by_chance_is_doubted_beside_one_that_cannot_be
     assert_eq!(common::e2fsck(&device, dir.path(), false).unwrap(), "");
 }
 
+/// In a file system of 900 MiB the tree reads as pointers to blocks that there are, most of them in use.
+#[test]
+fn an_extent_tree_whose_flag_is_lost_gets_it_back_and_is_not_read_as_pointers() {
+    let dir = tempdir().unwrap();
+    let tree = dir.path().join("tree");
+    std::fs::create_dir_all(tree.join("docs")).unwrap();
+    for (name, len) in [("docs/one", 5001), ("docs/two", 300_000), ("empty", 0)] {
+        std::fs::write(tree.join(name), vec![name.len() as u8; len]).unwrap();
+    }
+    let path = dir.path().join("lost.img");
+    for checksums in ["metadata_csum", "^metadata_csum"] {
+        let features = format!("-O{checksums}");
+        let from = tree.display().to_string();
+        let arguments = ["-text4", "-b4096", features.as_str(), "-d", from.as_str()];
+        require!(oracle::mke2fs(&path, "900M", &arguments));
+        let before = seen(&extant_testkit::image::load(&path));
+        for file in ["<2>", "/docs", "/docs/one", "/docs/two", "/empty"] {
+            let order = format!("set_inode_field {file} flags 0");
+            let broken = dir.path().join("broken.img");
+            extant_testkit::image::save(&extant_testkit::image::load(&path), &broken);
+            oracle::debugfs(&broken, true, &order).unwrap();
+            let device = extant_testkit::image::load(&broken);
+            std::fs::remove_file(&broken).unwrap();
+            let found = problems(&device);
+            assert!(
+                found.iter().any(|one| one.contains("the extent tree that it has")),
+                "{checksums} {file}: {found:?}"
+            );
+            repaired(&device).unwrap();
+            assert_eq!(losses(&before, &device), [""; 0], "{checksums} {file}");
+            assert_eq!(problems(&device), [""; 0], "{checksums} {file}");
+            assert_eq!(
+                common::e2fsck(&device, dir.path(), false).unwrap(),
+                "",
+                "{checksums} {file}"
+            );
+        }
+    }
+}
+
 /// As a mount leaves it that was cut off: it says that there may be orphans, and there are none.
 #[test]
 fn what_a_mount_said_of_orphans_goes_with_the_journal() {
