@@ -11,7 +11,7 @@ use super::op::{Completion, Op, Request, Value};
 use super::order::Place;
 use super::queue::{Ended, Entry, Job, Patience, Run};
 use super::running::Slot;
-use super::work::{self, Tried};
+use super::work::{self, AtOnce, Tried};
 use super::{CHAIN, DIRECT_BATCH, Looked, Outcome, Shared, Started, Task, Ways, Why};
 use crate::inode::Inode;
 
@@ -91,12 +91,12 @@ impl Shared {
             let (mut task, job) = self.open(job);
             let to = task.to.take();
             match work::at_once(task) {
-                Ok((outcome, went_well)) => {
+                AtOnce::Done(outcome, went_well) => {
                     self.counters.completed.fetch_add(1, Ordering::Relaxed);
                     let result = awaited.put(to, outcome);
                     ended.push(Ended { job, went_well, result });
                 }
-                Err(task) => stuck = Some((Task { to, ..task }, job)),
+                AtOnce::Waits(task) => stuck = Some((Task { to, ..task }, job)),
             }
         }
         let has_ended = !ended.is_empty();

@@ -137,22 +137,30 @@ fn attempt_parts(
     Ok((Ok(done), true))
 }
 
-/// Does an operation if that needs no wait: as [`finish`], or the task, which may have begun.
-pub(super) fn at_once(task: Task) -> std::result::Result<(Outcome, bool), Task> {
+/// What came of a task that was not to wait.
+pub(super) enum AtOnce {
+    /// Its outcome, and whether its chain continues.
+    Done(Outcome, bool),
+    /// It has to wait; a part may be done.
+    Waits(Task),
+}
+
+/// Does an operation if that needs no wait.
+pub(super) fn at_once(task: Task) -> AtOnce {
     let Task { tag, inode, op, part, to, drains, repeats } = task;
     let tried = match catch_unwind(AssertUnwindSafe(|| attempt(&inode, op))) {
         Ok(tried) => tried,
-        Err(panic) => return Ok((Err(panic), false)),
+        Err(panic) => return AtOnce::Done(Err(panic), false),
     };
     let (op, part) = match tried {
         Tried::Done(result, op, value) => {
             let went_well = op.went_well(&result);
-            return Ok((Ok(completion(tag, result, op, value)), went_well));
+            return AtOnce::Done(Ok(completion(tag, result, op, value)), went_well);
         }
         Tried::Never(op) | Tried::Refused(op, _) => (op, part),
         Tried::Part(op, at, done) => (op, Some((at, done))),
     };
-    Err(Task { tag, inode, op, part, to, drains, repeats })
+    AtOnce::Waits(Task { tag, inode, op, part, to, drains, repeats })
 }
 
 /// The completion of an operation that a worker has done.
