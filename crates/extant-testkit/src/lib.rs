@@ -35,6 +35,7 @@ pub mod nbd;
 pub mod oracle;
 pub mod proof;
 pub mod rbd;
+mod scratch;
 pub mod sim;
 pub mod storm;
 pub mod tree;
@@ -43,7 +44,8 @@ pub mod zones;
 pub use compare::{CompareOptions, Difference, compare_trees};
 pub use ends::Ends;
 pub use hurry::HastyClock;
-pub use tempfile::{TempDir, tempdir};
+pub use scratch::tempdir;
+pub use tempfile::TempDir;
 
 /// Ends the test early and prints why. A skipped test shows in its output, never silently.
 ///

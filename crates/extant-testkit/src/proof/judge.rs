@@ -518,13 +518,9 @@ fn judge(
     Err(text)
 }
 
-/// A directory in memory if there is one.
 fn scratch() -> Result<tempfile::TempDir, String> {
-    let shm = Path::new("/dev/shm");
-    let mut builder = tempfile::Builder::new();
-    builder.prefix("extant-crash-");
-    let dir = if shm.is_dir() { builder.tempdir_in(shm) } else { builder.tempdir() };
-    dir.map_err(|error| format!("needs a temporary directory: {error}"))
+    crate::scratch::prefixed("extant-crash-")
+        .map_err(|error| format!("needs a temporary directory: {error}"))
 }
 
 /// Saves devices as files, runs e2fsck on the first, and has `look` look at what it said and left.

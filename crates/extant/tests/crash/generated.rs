@@ -149,7 +149,7 @@ fn a_log_that_wraps_survives_every_cut() {
 
 #[test]
 fn contents_survive_every_cut() {
-    let sampling = Sampling { exhaustive_max: 3, samples: 8, one_cut_in: 8, ..crate::states() };
+    let sampling = Sampling { exhaustive_max: 3, samples: 8, one_cut_in: 16, ..crate::states() };
     let load = Load {
         name: "contents_survive_every_cut",
         layouts: WRITTEN,
@@ -193,7 +193,7 @@ fn moved() -> Profile {
 
 #[test]
 fn contents_that_are_moved_together_survive_every_cut() {
-    let sampling = Sampling { exhaustive_max: 3, samples: 8, one_cut_in: 12, ..crate::states() };
+    let sampling = Sampling { exhaustive_max: 3, samples: 8, one_cut_in: 20, ..crate::states() };
     let load = Load {
         name: "contents_that_are_moved_together_survive_every_cut",
         layouts: WRITTEN,
@@ -226,7 +226,7 @@ fn mapped() -> Profile {
 
 #[test]
 fn mapped_contents_survive_every_cut() {
-    let sampling = Sampling { exhaustive_max: 3, samples: 8, one_cut_in: 16, ..crate::states() };
+    let sampling = Sampling { exhaustive_max: 3, samples: 8, one_cut_in: 24, ..crate::states() };
     let load = Load {
         name: "mapped_contents_survive_every_cut",
         layouts: WRITTEN,
@@ -265,7 +265,7 @@ fn filling(name: &'static str, one_cut_in: u64) -> Load {
 
 #[test]
 fn contents_survive_every_cut_when_space_runs_out() {
-    prove(&filling("contents_survive_every_cut_when_space_runs_out", 32), range(4500, 1));
+    prove(&filling("contents_survive_every_cut_when_space_runs_out", 96), range(4500, 1));
 }
 
 #[test]
