@@ -9,8 +9,8 @@ use std::fmt;
 use std::io;
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 
 pub use crossbeam_channel::{Receiver, RecvError, SendError, Sender, TryRecvError, TrySendError};
@@ -46,9 +46,11 @@ pub enum ThreadError {
     Panic(#[from] WorkerPanic),
 }
 
-/// Returns the number of threads that this machine runs at once, or 1 if that is unknown.
+/// Returns the number of threads that this machine ran at once when a thread of this program asked first, or 1 if that is
+/// unknown. To ask the system takes a dozen files of its control groups.
 pub fn available() -> usize {
-    thread::available_parallelism().map_or(1, NonZeroUsize::get)
+    static COUNT: OnceLock<usize> = OnceLock::new();
+    *COUNT.get_or_init(|| thread::available_parallelism().map_or(1, NonZeroUsize::get))
 }
 
 /// Yields the processor to another thread, for a short wait.

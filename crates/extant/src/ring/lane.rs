@@ -283,7 +283,7 @@ impl Shared {
         let writes = departed.writes();
         match departed.land(ended.result.is_ok()) {
             Ok(()) => {
-                self.counters.lane.fetch_add(1, Ordering::Relaxed);
+                self.counters.submitted.lane.fetch_add(1, Ordering::Relaxed);
                 let (len, value) = match ended.operation {
                     Operation::Read { buffer, .. } | Operation::Write { buffer, .. } => {
                         (buffer.len() as u64, Value::Direct(buffer))
@@ -295,7 +295,7 @@ impl Shared {
                 Some(Completion { tag, result, buffer, value, is_inline: false })
             }
             Err(inode) => {
-                self.counters.lane_repeated.fetch_add(1, Ordering::Relaxed);
+                self.counters.submitted.lane_repeated.fetch_add(1, Ordering::Relaxed);
                 lane.repeated.begin();
                 let repeats = Some(Repeated(Arc::clone(&lane.repeated)));
                 let op = op_at(writes, offset, ended.operation);
@@ -350,7 +350,7 @@ impl Shared {
                 let landed = self.land(lane, arrived);
                 lane.landed(self.signal.get());
                 if let Some(completion) = landed {
-                    return Some(self.taken(Ok(completion)));
+                    return Some(self.taken(Ok(completion.into())));
                 }
                 continue;
             }
@@ -409,7 +409,7 @@ impl Shared {
     /// Makes an outcome that a thread got from the device for others available.
     fn deliver(&self, lane: &Lane, arrived: Arrived) {
         if let Some(completion) = self.land(lane, arrived) {
-            self.queue.put(Ok(completion) as Outcome);
+            self.queue.put(Ok(completion.into()) as Outcome);
         }
         lane.landed(None);
         if let Some(signal) = self.signal.get() {

@@ -62,7 +62,7 @@ use std::time::Duration;
 
 use extant_block::Engine;
 use extant_sync::threads::{Crew, ThreadError};
-use extant_sync::{Clock, Signal, SystemClock, no_waiting};
+use extant_sync::{CachePadded, Clock, Signal, SystemClock, no_waiting};
 
 use crate::attempt::WaitReason;
 use crate::error::{FsError, Result};
@@ -100,7 +100,21 @@ const DIRECT_BATCH: usize = 64;
 const ALONG_MAX: u64 = 64 << 10;
 
 /// A result, or the panic of the operation.
-type Outcome = std::result::Result<Completion, Box<dyn Any + Send>>;
+type Outcome = std::result::Result<Returned, Box<dyn Any + Send>>;
+
+/// What goes from a worker to who asked for it.
+struct Returned {
+    completion: Completion,
+    /// The handle of the operation. Who takes the result drops it, as a rule who submitted it: its counts are in the cache
+    /// of that processor.
+    inode: Option<Inode>,
+}
+
+impl From<Completion> for Returned {
+    fn from(completion: Completion) -> Returned {
+        Returned { completion, inode: None }
+    }
+}
 
 /// An operation for a worker.
 struct Task {
@@ -165,7 +179,7 @@ struct Shared {
     /// `None` where the device has no queue that lasts.
     lane: Option<Lane>,
     /// Number of operations with the workers or not taken yet (R3).
-    under_way: AtomicUsize,
+    under_way: CachePadded<AtomicUsize>,
     room: Room,
     signal: OnceLock<Signal>,
     counters: Counters,
@@ -250,7 +264,7 @@ impl Fs {
             depth,
             queue: Queue::new(workers),
             lane: Lane::open(self, depth, Weak::<Shared>::clone(shared)),
-            under_way: AtomicUsize::new(0),
+            under_way: CachePadded::new(AtomicUsize::new(0)),
             room: Room::default(),
             signal: OnceLock::new(),
             counters: Counters::default(),
@@ -304,8 +318,8 @@ impl Ring {
     /// [`FsError::OtherFileSystem`] for an inode of another mount than [`fs`](Self::fs).
     ///
     /// Returns `Some` when the operation is done already, on this thread, and `None` when a worker
-    /// has it: its result is [taken](Self::poll) later. The call waits for nothing but memory and
-    /// locks that are held for a few instructions.
+    /// has it: its result is [taken](Self::poll) later, and until then the ring has a handle of the
+    /// inode. The call waits for nothing but memory and locks that are held for a few instructions.
     ///
     /// # Errors
     ///
@@ -375,7 +389,7 @@ impl Ring {
             let Request { tag, ref inode, drains, timeout, to_worker, .. } = request;
             let op = std::mem::replace(&mut request.op, Op::Stat);
             if is_broken {
-                shared.counters.cancelled.fetch_add(1, Ordering::Relaxed);
+                shared.counters.submitted.cancelled.fetch_add(1, Ordering::Relaxed);
                 let mut completion = Completion::cancelled(tag, op, CHAIN);
                 completion.is_inline = true;
                 done.push(completion);
@@ -448,7 +462,7 @@ impl Ring {
         if !self.shared.queue.is_behind(&place) {
             match work::attempt_read(inode, offset, out) {
                 Ok(result) => {
-                    self.shared.counters.inline.fetch_add(1, Ordering::Relaxed);
+                    self.shared.counters.submitted.inline.fetch_add(1, Ordering::Relaxed);
                     return Ok(Some(result));
                 }
                 Err(reason) => why = Why::Refused(reason),
@@ -487,7 +501,7 @@ impl Ring {
                     (part, why) = (Some((offset, written)), Why::Part);
                 }
                 Ok(result) => {
-                    self.shared.counters.inline.fetch_add(1, Ordering::Relaxed);
+                    self.shared.counters.submitted.inline.fetch_add(1, Ordering::Relaxed);
                     return Ok(Some(result.map(|written| written as u64)));
                 }
                 Err(would_wait) => why = Why::Refused(would_wait.reason),
@@ -506,7 +520,7 @@ impl Ring {
         self.shared.count(why);
         place.has_begun = task.part.is_some();
         // Only the owner closes the queue.
-        _ = self.shared.queue.push(vec![Entry { place, task, is_taken: true, is_link: false }]);
+        _ = self.shared.queue.push_one(Entry { place, task, is_taken: true, is_link: false });
         Ok(())
     }
 

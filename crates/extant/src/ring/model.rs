@@ -315,6 +315,22 @@ fn what_is_behind_a_task_that_waits_is_put_back_and_can_be_cancelled() {
 }
 
 #[test]
+fn what_waits_holds_up_no_other_file() {
+    check(2, 2, Mistake::None, |model| {
+        let waits = |tag| Step { waits: true, ..change(tag, 0) };
+        model.push(&[waits(1), change(2, 0)], false);
+        model.push(&[change(3, 1)], false);
+        model.submit(change(4, 1));
+        let (mut done, gone) = model.take();
+        let place = |tag| done.iter().position(|done| *done == tag).unwrap();
+        assert!(place(1) < place(2) && gone.is_empty(), "{done:?}");
+        done.retain(|tag| *tag != 4);
+        done.sort_unstable();
+        assert_eq!(done, [1, 2, 3]);
+    });
+}
+
+#[test]
 fn a_chain_that_fails_ends_and_frees_the_files_of_what_is_left() {
     check(2, 2, Mistake::None, |model| {
         let fails = Step { went_well: false, ..change(1, 0) };

@@ -55,6 +55,37 @@ pub(super) struct Place {
     pub(super) deadline: Option<Duration>,
 }
 
+/// The tasks that wait for one, nearly always one at most: that one needs no memory of its own.
+#[derive(Default)]
+struct Behind {
+    first: Option<u64>,
+    more: Vec<u64>,
+}
+
+impl Behind {
+    /// Adds a task, unless it is the last one already.
+    fn add(&mut self, number: u64) -> bool {
+        let last = self.more.last().copied().or(self.first);
+        if last == Some(number) {
+            return false;
+        }
+        match self.first {
+            None => self.first = Some(number),
+            Some(_) => self.more.push(number),
+        }
+        true
+    }
+
+    /// Returns the task that waits if it is the only one.
+    fn only(&self) -> Option<u64> {
+        self.first.filter(|_| self.more.is_empty())
+    }
+
+    fn into_iter(self) -> impl Iterator<Item = u64> {
+        self.first.into_iter().chain(self.more)
+    }
+}
+
 /// A task that was accepted and is not finished.
 struct Held<T> {
     place: Place,
@@ -63,8 +94,7 @@ struct Held<T> {
     waits_for: u32,
     /// Whether a worker has it that does those before it first.
     is_ahead: bool,
-    /// Tasks that wait for it.
-    behind: Vec<u64>,
+    behind: Behind,
     /// The next task of its chain.
     link: Option<u64>,
 }
@@ -123,18 +153,17 @@ impl<T> Order<T> {
     pub(super) fn accept(&mut self, place: Place, task: T, after: Option<u64>) -> u64 {
         let number = self.next;
         self.next += 1;
-        let mut before: Vec<u64> = match place.drains {
-            true => self.held.keys().copied().collect(),
-            false => {
-                let changes = place.files.iter().filter_map(|ino| self.changes.get(&ino).copied());
-                changes.chain(self.drain).chain(after).collect()
-            }
-        };
-        before.sort_unstable();
-        before.dedup();
-        for other in &before {
-            if let Some(other) = self.held.get_mut(other) {
-                other.behind.push(number);
+        let mut waits_for = 0;
+        if place.drains {
+            let added =
+                self.held.values_mut().filter_map(|held| held.behind.add(number).then_some(()));
+            waits_for = added.count() as u32;
+        } else {
+            // One task may be several of these; they come one after the other, and none is added twice.
+            let changes = place.files.iter().filter_map(|ino| self.changes.get(&ino).copied());
+            for before in changes.chain(self.drain).chain(after) {
+                let held = self.held.get_mut(&before);
+                waits_for += u32::from(held.is_some_and(|held| held.behind.add(number)));
             }
         }
         if let Some(held) = after.and_then(|after| self.held.get_mut(&after)) {
@@ -149,7 +178,6 @@ impl<T> Order<T> {
         if let Some(deadline) = place.deadline.filter(|_| !place.has_begun) {
             self.deadlines.insert((deadline, number));
         }
-        let waits_for = before.len() as u32;
         if waits_for == 0 {
             self.ready[usize::from(!place.may_be_held)].push_back(number);
         }
@@ -158,7 +186,7 @@ impl<T> Order<T> {
     }
 
     fn hold(&mut self, number: u64, place: Place, task: T, waits_for: u32) {
-        let (task, behind, link) = (Some(task), Vec::new(), None);
+        let (task, behind, link) = (Some(task), Behind::default(), None);
         self.held.insert(number, Held { place, task, waits_for, is_ahead: false, behind, link });
     }
 
@@ -218,7 +246,7 @@ impl<T> Order<T> {
     /// Returns the one task that could be done right behind another by the same worker.
     fn follower(&self, number: u64, fits: impl Fn(&T) -> bool) -> Option<u64> {
         let before = self.held.get(&number)?;
-        let &[next] = before.behind.as_slice() else { return None };
+        let next = before.behind.only()?;
         let Held { place, task, waits_for, .. } = self.held.get(&next)?;
         // A link may be cancelled with what is before it, and a deadline may pass.
         let is_free = before.link.is_none() && *waits_for == 1 && place.deadline.is_none();
@@ -299,8 +327,8 @@ impl<T> Order<T> {
 
     /// Removes a task; tasks that waited for it alone become ready.
     fn remove(&mut self, number: u64) {
-        let mut gone = vec![number];
-        while let Some(number) = gone.pop() {
+        let (mut first, mut gone) = (Some(number), Vec::new());
+        while let Some(number) = first.take().or_else(|| gone.pop()) {
             let Some(Held { place, behind, .. }) = self.held.remove(&number) else { continue };
             for ino in place.files.iter() {
                 if self.changes.get(&ino) == Some(&number) {
@@ -310,7 +338,7 @@ impl<T> Order<T> {
             if self.drain == Some(number) {
                 self.drain = None;
             }
-            for next in behind {
+            for next in behind.into_iter() {
                 let Some(held) = self.held.get_mut(&next) else { continue };
                 held.waits_for -= 1;
                 match (held.waits_for, &held.task) {

@@ -149,17 +149,37 @@ impl<T, R> Queue<T, R> {
         }
         let deadline = state.order.next_deadline();
         let mut numbers = Vec::with_capacity(entries.len());
-        for Entry { place, task, is_taken, is_link } in entries {
-            state.pending += usize::from(is_taken);
-            let after = numbers.last().copied().filter(|_| is_link);
-            numbers.push(state.order.accept(place, task, after));
+        for entry in entries {
+            let after = numbers.last().copied().filter(|_| entry.is_link);
+            numbers.push(state.accept(entry, after));
         }
+        self.leave_pushed(state, deadline);
+        Ok(numbers)
+    }
+
+    /// Accepts one task like [`push`](Self::push), without memory for lists.
+    pub(super) fn push_one(&self, entry: Entry<T>) -> Result<u64, Entry<T>> {
+        let mut state = self.state.lock();
+        if state.closed {
+            return Err(entry);
+        }
+        let deadline = state.order.next_deadline();
+        let number = state.accept(entry, None);
+        self.leave_pushed(state, deadline);
+        Ok(number)
+    }
+
+    /// Releases the lock after tasks were accepted; before that, `deadline` was the next one.
+    fn leave_pushed(
+        &self,
+        state: super::sync::MutexGuard<'_, State<T, R>>,
+        deadline: Option<(Duration, u64)>,
+    ) {
         let sooner = state.order.next_deadline() != deadline;
         self.leave(state);
         if sooner {
             self.timer.notify_one();
         }
-        Ok(numbers)
     }
 
     /// Accepts a task that has begun already: it waits for nothing, and for no worker that others
@@ -464,6 +484,11 @@ impl<T, R> Queue<T, R> {
 }
 
 impl<T, R> State<T, R> {
+    fn accept(&mut self, Entry { place, task, is_taken, .. }: Entry<T>, after: Option<u64>) -> u64 {
+        self.pending += usize::from(is_taken);
+        self.order.accept(place, task, after)
+    }
+
     /// Returns a task that has begun, and those that can be done behind it, for a worker that looks and has done `run`
     /// already. Where the first one is not to be tried, the worker does not look any more.
     fn run(

@@ -169,7 +169,7 @@ impl Future for Running {
                     return Poll::Pending;
                 };
                 return match outcome {
-                    Ok(completion) => Poll::Ready(completion),
+                    Ok(returned) => Poll::Ready(returned.completion),
                     Err(panic) => resume_unwind(panic),
                 };
             }

@@ -12,7 +12,7 @@ use super::order::Place;
 use super::queue::{Ended, Entry, Job, Patience, Run};
 use super::running::Slot;
 use super::work::{self, AtOnce, Tried};
-use super::{CHAIN, DIRECT_BATCH, Looked, Outcome, Shared, Started, Task, Ways, Why};
+use super::{CHAIN, DIRECT_BATCH, Looked, Outcome, Returned, Shared, Started, Task, Ways, Why};
 use crate::inode::Inode;
 
 const ENDED: &str = "the ring has ended";
@@ -26,9 +26,9 @@ pub(super) struct Awaited(Vec<(Arc<Slot>, Outcome)>);
 impl Awaited {
     /// Cancels a task; returns its outcome if it is to be taken from the ring.
     fn cancel(&mut self, task: Task, why: &'static str, shared: &Shared) -> Option<Outcome> {
-        shared.counters.cancelled.fetch_add(1, Ordering::Relaxed);
+        shared.counters.submitted.cancelled.fetch_add(1, Ordering::Relaxed);
         let Task { tag, op, to, .. } = task;
-        self.put(to, Ok(Completion::cancelled(tag, op, why)))
+        self.put(to, Ok(Completion::cancelled(tag, op, why).into()))
     }
 
     fn put(&mut self, to: Option<Arc<Slot>>, outcome: Outcome) -> Option<Outcome> {
@@ -70,7 +70,11 @@ impl Shared {
     }
 
     fn open(&self, job: Job<Task>) -> (Task, Job<()>) {
-        self.counters.begun.fetch_add(1, Ordering::Relaxed);
+        self.counters.worked.begun.fetch_add(1, Ordering::Relaxed);
+        self.open_uncounted(job)
+    }
+
+    fn open_uncounted(&self, job: Job<Task>) -> (Task, Job<()>) {
         let (task, job) = job.open();
         if task.drains {
             // What went before and is not among the tasks.
@@ -88,11 +92,10 @@ impl Shared {
         while stuck.is_none()
             && let Some(job) = jobs.next()
         {
-            let (mut task, job) = self.open(job);
+            let (mut task, job) = self.open_uncounted(job);
             let to = task.to.take();
             match work::at_once(task) {
                 AtOnce::Done(outcome, went_well) => {
-                    self.counters.completed.fetch_add(1, Ordering::Relaxed);
                     let result = awaited.put(to, outcome);
                     ended.push(Ended { job, went_well, result });
                 }
@@ -100,6 +103,9 @@ impl Shared {
             }
         }
         let has_ended = !ended.is_empty();
+        let (done, one_more) = (ended.len() as u64, u64::from(stuck.is_some()));
+        self.counters.worked.begun.fetch_add(done + one_more, Ordering::Relaxed);
+        self.counters.worked.completed.fetch_add(done, Ordering::Relaxed);
         let at = stuck.as_mut().map(|(_, job)| job);
         let cancel = |task| awaited.cancel(task, CHAIN, self);
         self.queue.settle_run(ended, jobs.collect(), at, cancel);
@@ -135,7 +141,7 @@ impl Shared {
         let mut awaited = Awaited::default();
         let result = awaited.put(to, outcome);
         let ended = Ended { job, went_well, result };
-        self.counters.completed.fetch_add(1, Ordering::Relaxed);
+        self.counters.worked.completed.fetch_add(1, Ordering::Relaxed);
         let cancel = |task| awaited.cancel(task, CHAIN, self);
         let next = self.queue.settle(ended, continues, Task::goes_along, cancel);
         self.tell(awaited);
@@ -225,7 +231,7 @@ impl Shared {
         }
         match work::attempt(inode, op) {
             Tried::Done(result, op, value) => {
-                self.counters.inline.fetch_add(1, Ordering::Relaxed);
+                self.counters.submitted.inline.fetch_add(1, Ordering::Relaxed);
                 let mut completion = Completion::of(tag, result, op, true);
                 if value != Value::Nothing {
                     completion.value = value;
@@ -269,21 +275,17 @@ impl Shared {
                 let task = Task { part, ..Task::new(request, slot) };
                 let is_taken = slot.is_none();
                 self.count(why);
-                match self.queue.push(vec![Entry { place, task, is_taken, is_link: false }]) {
-                    Ok(numbers) => Started::Queued(numbers.first().copied().unwrap_or(0)),
-                    Err(entries) => self.refuse(entries),
+                match self.queue.push_one(Entry { place, task, is_taken, is_link: false }) {
+                    Ok(number) => Started::Queued(number),
+                    Err(entry) => self.refuse(entry.task),
                 }
             }
         }
     }
 
     /// Refuses an operation submitted to a closed ring, by a future that outlived it.
-    pub(super) fn refuse(&self, entries: Vec<Entry<Task>>) -> Started {
+    pub(super) fn refuse(&self, Task { tag, op, part, .. }: Task) -> Started {
         self.leave();
-        let task = entries.into_iter().next().map(|entry| entry.task);
-        let Some(Task { tag, op, part, .. }) = task else {
-            return Started::Done(Completion::cancelled(0, Op::Stat, ENDED));
-        };
         Started::Done(match (part, &op) {
             (None, _) => Completion::cancelled(tag, op, ENDED),
             // The completion tells how much was done.
@@ -297,7 +299,7 @@ impl Shared {
     pub(super) fn is_full(&self) -> bool {
         let is_full = self.under_way.load(Ordering::Acquire) >= self.depth;
         if is_full {
-            self.counters.busy.fetch_add(1, Ordering::Relaxed);
+            self.counters.submitted.busy.fetch_add(1, Ordering::Relaxed);
         }
         is_full
     }
@@ -309,13 +311,13 @@ impl Shared {
         };
         let claimed = self.under_way.fetch_update(Ordering::AcqRel, Ordering::Acquire, claim);
         if claimed.is_err() {
-            self.counters.busy.fetch_add(1, Ordering::Relaxed);
+            self.counters.submitted.busy.fetch_add(1, Ordering::Relaxed);
         }
         claimed.is_ok()
     }
 
     pub(super) fn count(&self, why: Why) {
-        let counters = &self.counters;
+        let counters = &self.counters.submitted;
         let counter = match why {
             Why::Behind => &counters.behind,
             Why::Kind => &counters.by_kind,
@@ -355,7 +357,10 @@ impl Shared {
     pub(super) fn taken(&self, taken: Outcome) -> Completion {
         self.leave();
         match taken {
-            Ok(completion) => completion,
+            Ok(Returned { completion, inode }) => {
+                drop(inode);
+                completion
+            }
             Err(panic) => resume_unwind(panic),
         }
     }

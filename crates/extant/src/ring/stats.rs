@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use extant_sync::CachePadded;
+
 use crate::attempt::WaitReason;
 
 /// Counts of what a ring has done.
@@ -53,9 +55,16 @@ impl RingStats {
     }
 }
 
-/// The counters behind [`RingStats`].
+/// The counters behind [`RingStats`]. What submitters and takers count lies apart from what workers count.
 #[derive(Default)]
 pub(super) struct Counters {
+    pub(super) submitted: CachePadded<Submitted>,
+    pub(super) worked: CachePadded<Worked>,
+}
+
+/// Counters of submitters and takers.
+#[derive(Default)]
+pub(super) struct Submitted {
     pub(super) inline: AtomicU64,
     pub(super) refused: [AtomicU64; WaitReason::ALL.len()],
     pub(super) behind: AtomicU64,
@@ -64,28 +73,34 @@ pub(super) struct Counters {
     pub(super) in_parts: AtomicU64,
     pub(super) lane: AtomicU64,
     pub(super) lane_repeated: AtomicU64,
-    pub(super) begun: AtomicU64,
-    pub(super) completed: AtomicU64,
     pub(super) cancelled: AtomicU64,
     pub(super) busy: AtomicU64,
+}
+
+/// Counters of workers.
+#[derive(Default)]
+pub(super) struct Worked {
+    pub(super) begun: AtomicU64,
+    pub(super) completed: AtomicU64,
 }
 
 impl Counters {
     pub(super) fn read(&self) -> RingStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let Counters { submitted, worked } = self;
         RingStats {
-            inline: read(&self.inline),
-            refused: std::array::from_fn(|at| read(&self.refused[at])),
-            behind: read(&self.behind),
-            by_kind: read(&self.by_kind),
-            by_request: read(&self.by_request),
-            in_parts: read(&self.in_parts),
-            lane: read(&self.lane),
-            lane_repeated: read(&self.lane_repeated),
-            begun: read(&self.begun),
-            completed: read(&self.completed),
-            cancelled: read(&self.cancelled),
-            busy: read(&self.busy),
+            inline: read(&submitted.inline),
+            refused: std::array::from_fn(|at| read(&submitted.refused[at])),
+            behind: read(&submitted.behind),
+            by_kind: read(&submitted.by_kind),
+            by_request: read(&submitted.by_request),
+            in_parts: read(&submitted.in_parts),
+            lane: read(&submitted.lane),
+            lane_repeated: read(&submitted.lane_repeated),
+            begun: read(&worked.begun),
+            completed: read(&worked.completed),
+            cancelled: read(&submitted.cancelled),
+            busy: read(&submitted.busy),
         }
     }
 }

@@ -8,7 +8,7 @@ use extant_block::QueueOptions;
 
 use super::op::{Completion, Op, Value};
 use super::running::Slot;
-use super::{DIRECT_BATCH, Outcome, Task};
+use super::{DIRECT_BATCH, Outcome, Returned, Task};
 use crate::attempt::WaitReason;
 use crate::error::Result;
 use crate::file::{DirectKind, DirectRequest};
@@ -155,7 +155,8 @@ pub(super) fn at_once(task: Task) -> AtOnce {
     let (op, part) = match tried {
         Tried::Done(result, op, value) => {
             let went_well = op.went_well(&result);
-            return AtOnce::Done(Ok(completion(tag, result, op, value)), went_well);
+            let completion = completion(tag, result, op, value);
+            return AtOnce::Done(Ok(Returned { completion, inode: Some(inode) }), went_well);
         }
         Tried::Never(op) | Tried::Refused(op, _) => (op, part),
         Tried::Part(op, at, done) => (op, Some((at, done))),
@@ -174,17 +175,23 @@ fn completion(tag: u64, result: Result<u64>, op: Op, value: Value) -> Completion
 
 /// Does an operation, or the rest of it, and waits as long as needed. A panic is passed to the
 /// taker of the result. Returns whether its chain continues.
-pub(super) fn finish(Task { tag, inode, mut op, part, .. }: Task) -> (Outcome, bool) {
+pub(super) fn finish(Task { tag, inode, op, part, .. }: Task) -> (Outcome, bool) {
     // Locks of this crate are not poisoned, so its state is as for any caller that catches a panic.
-    let result = catch_unwind(AssertUnwindSafe(|| match op {
-        Op::Close { .. } => {
+    let (result, op, inode) = match op {
+        Op::Close { handle } => {
             let fs = inode.fs().clone();
-            drop((inode, std::mem::replace(&mut op, Op::Stat)));
-            fs.reclaim();
-            Ok((0, Value::Nothing))
+            let close = || {
+                drop((inode, handle));
+                fs.reclaim();
+                Ok((0, Value::Nothing))
+            };
+            (catch_unwind(AssertUnwindSafe(close)), Op::Stat, None)
         }
-        _ => waiting(&inode, &mut op, part),
-    }));
+        mut op => {
+            let result = catch_unwind(AssertUnwindSafe(|| waiting(&inode, &mut op, part)));
+            (result, op, Some(inode))
+        }
+    };
     let result = match result {
         Ok(result) => result,
         Err(panic) => return (Err(panic), false),
@@ -194,7 +201,8 @@ pub(super) fn finish(Task { tag, inode, mut op, part, .. }: Task) -> (Outcome, b
         Err(error) => (Err(error), Value::Nothing),
     };
     let went_well = op.went_well(&result);
-    (Ok(completion(tag, result, op, value)), went_well)
+    let completion = completion(tag, result, op, value);
+    (Ok(Returned { completion, inode }), went_well)
 }
 
 fn waiting(inode: &Inode, op: &mut Op, part: Option<(u64, usize)>) -> Result<(u64, Value)> {
@@ -318,7 +326,9 @@ pub(super) fn finish_direct<J>(
             };
             let result = done.result.map(|len| len as u64);
             let went_well = op.went_well(&result);
-            settle(job, task.to, Ok(Completion::of(task.tag, result, op, false)), went_well);
+            let completion = Completion::of(task.tag, result, op, false);
+            let returned = Returned { completion, inode: Some(task.inode) };
+            settle(job, task.to, Ok(returned), went_well);
         }
     }
 }
