@@ -11,6 +11,8 @@ const RUNS_MAX: usize = 128;
 
 /// Groups below one lock.
 const GROUPS_PER_LOCK: usize = 16;
+/// Runs that a thread gathers.
+const GATHERED: usize = 4;
 
 /// The clusters of one group that are in use.
 #[derive(Clone, Debug)]
@@ -181,6 +183,41 @@ impl Claims {
     }
 }
 
+/// Runs of clusters that one thread gathers before it claims them: files that were written one after the other lie one
+/// behind the other, and the locks of a small image are few.
+#[derive(Default)]
+pub(crate) struct Gathered {
+    /// First cluster and length; a length of 0 for none.
+    runs: [(u64, u64); GATHERED],
+    next: usize,
+}
+
+impl Gathered {
+    /// Returns whether one of these clusters was gathered and not given out.
+    pub(crate) fn has_any(&self, first: u64, len: u64) -> bool {
+        let end = first.saturating_add(len);
+        self.runs.iter().any(|run| run.0 < end && first < run.0.saturating_add(run.1))
+    }
+
+    /// Adds `len` clusters from `first` on. Returns a run that is to be claimed now.
+    pub(crate) fn add(&mut self, first: u64, len: u64) -> Option<(u64, u64)> {
+        if let Some(run) =
+            self.runs.iter_mut().find(|run| run.1 > 0 && run.0.checked_add(run.1) == Some(first))
+        {
+            run.1 = run.1.saturating_add(len);
+            return None;
+        }
+        let run = self.runs.get_mut(self.next)?;
+        self.next = (self.next + 1) % GATHERED;
+        Some(std::mem::replace(run, (first, len))).filter(|run| run.1 > 0)
+    }
+
+    /// Returns all runs, which are to be claimed; none is left.
+    pub(crate) fn take(&mut self) -> impl Iterator<Item = (u64, u64)> {
+        std::mem::take(self).runs.into_iter().filter(|run| run.1 > 0)
+    }
+}
+
 /// Compares the first `bits` bits of a bitmap with what should be there; `None` stands for zeros.
 /// The first bit that differs, whether it is set in the bitmap, and how many differ.
 pub(crate) fn compare(
@@ -211,6 +248,37 @@ mod tests {
     use extant_base::Prng;
 
     use super::*;
+
+    #[test]
+    fn what_is_gathered_is_claimed_once_and_as_a_whole() {
+        let mut random = Prng::new(11);
+        let (mut gathered, mut wanted) = (Gathered::default(), [0u32; 200]);
+        let mut found = [0u32; 200];
+        let mut note = |(first, len): (u64, u64)| {
+            (first..first + len).for_each(|at| found[at as usize] += 1);
+        };
+        let mut claims = 0;
+        for _ in 0..3 {
+            let mut at = 0;
+            while at < 190 {
+                let len = 1 + random.below(4);
+                (at..at + len).for_each(|at| wanted[at as usize] += 1);
+                if let Some(run) = gathered.add(at, len) {
+                    claims += 1;
+                    note(run);
+                }
+                at += len + u64::from(random.one_in(8)) * random.below(5);
+            }
+        }
+        gathered.take().for_each(&mut note);
+        assert_eq!(gathered.take().count(), 0);
+        assert_eq!(found, wanted);
+        assert!(!gathered.has_any(0, 200), "nothing is left");
+        _ = gathered.add(10, 5);
+        assert!(gathered.has_any(0, 11) && gathered.has_any(14, 9) && gathered.has_any(12, 1));
+        assert!(!gathered.has_any(0, 10) && !gathered.has_any(15, u64::MAX));
+        assert!((1..60).contains(&claims), "{claims} runs were claimed before the end");
+    }
 
     #[test]
     fn runs_and_bits_say_what_a_plain_list_says() {

@@ -13,6 +13,7 @@ use extant_base::{FsBlock, Ino};
 
 use crate::base::Base;
 use crate::checker::Checker;
+use crate::claims::Gathered;
 use crate::findings::{HELD_MAX, Sink};
 use crate::found::Found;
 use crate::part::Part;
@@ -30,6 +31,8 @@ pub(crate) struct Scan<'s, 'a> {
     pub(crate) part: Part,
     /// Set when this piece cannot stand beside the others.
     is_conflict: Option<&'s AtomicBool>,
+    /// Not claimed yet, in a piece beside others.
+    gathered: Gathered,
 }
 
 impl<'a> Deref for Scan<'_, 'a> {
@@ -70,14 +73,33 @@ impl Scan<'_, '_> {
         }
         let first = self.cluster(block);
         let last = self.cluster(block.saturating_add(len.saturating_sub(1)));
-        let Some(twice) = self.claims.claim(first, last - first + 1) else { return true };
         if let Some(conflict) = self.is_conflict {
-            conflict.store(true, Ordering::Relaxed);
-            return false;
+            let len = last - first + 1;
+            if self.gathered.has_any(first, len) {
+                conflict.store(true, Ordering::Relaxed);
+            } else if let Some(run) = self.gathered.add(first, len) {
+                self.claim_beside_others(run);
+            }
+            // Nothing is followed any further then: it may lead round and round.
+            return !conflict.load(Ordering::Relaxed);
         }
+        let Some(twice) = self.claims.claim(first, last - first + 1) else { return true };
         let block = (twice << self.sb.cluster_bits()) + u64::from(self.sb.first_data_block);
         self.problem(Problem::ClaimedTwice { ino, block: FsBlock(block) });
         false
+    }
+
+    /// Claims clusters that were gathered; where another has one of them, all pieces are for nothing.
+    fn claim_beside_others(&self, (first, len): (u64, u64)) {
+        if let (Some(_), Some(conflict)) = (self.claims.claim(first, len), self.is_conflict) {
+            conflict.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Claims all that was gathered.
+    fn claim_gathered(&mut self) {
+        let gathered: Vec<_> = self.gathered.take().collect();
+        gathered.into_iter().for_each(|run| self.claim_beside_others(run));
     }
 
     /// Notes a wrong checksum of a block of an inode.
@@ -129,6 +151,7 @@ impl Checker<'_> {
             sink: Sink::Tell(&mut self.findings),
             part: Part::default(),
             is_conflict: None,
+            gathered: Gathered::default(),
         };
         for piece in pieces {
             scan.read_tables(&piece)?;
@@ -156,11 +179,13 @@ impl Checker<'_> {
                 sink: Sink::Hold(Vec::new()),
                 part: Part::default(),
                 is_conflict: Some(&is_conflict),
+                gathered: Gathered::default(),
             };
             if !is_conflict.load(Ordering::Relaxed)
                 && let Some(piece) = pieces.get(number)
             {
                 scan.read_tables(piece)?;
+                scan.claim_gathered();
             }
             Ok((scan.part, scan.sink.into_held()))
         };
