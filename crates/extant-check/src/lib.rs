@@ -54,6 +54,7 @@ mod names;
 mod part;
 mod piece;
 mod problem;
+mod records;
 mod report;
 mod scan;
 mod special;
