@@ -23,6 +23,9 @@ const FIRST_WAIT: Duration = Duration::from_millis(100);
 /// Longest wait that a server may ask for.
 const WAIT_MOST: Duration = Duration::from_secs(30);
 
+/// Connections without a request that are kept at most.
+const IDLE_MOST: usize = 32;
+
 /// Length in bytes of the largest file that a system can have. A server that states more is
 /// mistaken or lies, and sums of offsets behind it would overflow.
 const LENGTH_MOST: u64 = i64::MAX as u64;
@@ -80,7 +83,9 @@ impl Remote {
         let config = agent_config()
             .max_redirects(source.redirects())
             .max_redirects_will_error(source.redirects() > 0)
-            .max_idle_connections_per_host(settings.connections.max(1))
+            // As many as there are threads that read at the same time: each new one costs round trips.
+            .max_idle_connections(IDLE_MOST)
+            .max_idle_connections_per_host(IDLE_MOST)
             .timeout_connect(Some(settings.connect_timeout))
             .timeout_global(Some(settings.timeout));
         let agent = config.build().new_agent();
