@@ -118,7 +118,7 @@ impl HttpDevice {
         check_may_wait("a server");
         let name = source.shown();
         let remote = Remote::new(source, settings);
-        let (start, version) = remote.fetch(0..PAGE_BYTES, None)?;
+        let (start, version) = remote.fetch(0..PAGE_BYTES, None, Vec::new())?;
         let disk = match (&settings.disk_cache, remote.identity(&version)) {
             (Some(cache), Some(identity)) => Some(DiskPages::open(cache, &identity)?),
             _ => None,
@@ -210,7 +210,9 @@ impl HttpDevice {
     /// Fetches pages from the server.
     fn fetch_pages(&self, pages: Range<u64>) -> Result<Vec<u8>, HttpError> {
         let end = (pages.end * PAGE_BYTES).min(self.version.len);
-        let (bytes, _) = self.remote.fetch(pages.start * PAGE_BYTES..end, Some(&self.version))?;
+        let room = self.pages.lock().room(pages.end - pages.start);
+        let range = pages.start * PAGE_BYTES..end;
+        let (bytes, _) = self.remote.fetch(range, Some(&self.version), room)?;
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         Ok(bytes)

@@ -12,6 +12,9 @@ const STREAMS: usize = 8;
 /// Pages from which on a run is a large one.
 const LARGE: u64 = 16;
 
+/// Number of forgotten runs whose memory is kept.
+const SPARE_MAX: usize = 4;
+
 /// Where turns begin. Runs that were read to their end have lower ones: they are the first to go.
 const TURNS: u64 = 1 << 62;
 
@@ -48,6 +51,8 @@ pub(crate) struct Pages {
     last_run: u64,
     most: u64,
     coming: FxHashSet<u64>,
+    /// Memory of large runs that were forgotten, for those that come: at most [`SPARE_MAX`].
+    spare: Vec<Vec<u8>>,
     /// Ranges that were fetched, which readers may go on behind.
     streams: [Range<u64>; STREAMS],
     oldest: usize,
@@ -71,6 +76,7 @@ impl Pages {
             last_run: 0,
             most: most.max(1),
             coming: FxHashSet::default(),
+            spare: Vec::new(),
             streams: [const { 0..0 }; STREAMS],
             oldest: 0,
         }
@@ -123,6 +129,14 @@ impl Pages {
         at..to
     }
 
+    /// Returns memory for `pages` pages to come, with any contents: memory that was used before costs no zeros.
+    pub(crate) fn room(&mut self, pages: u64) -> Vec<u8> {
+        if pages < LARGE {
+            return Vec::new();
+        }
+        self.spare.pop().unwrap_or_default()
+    }
+
     /// Ends a claim.
     pub(crate) fn release(&mut self, claimed: Range<u64>) {
         for number in claimed {
@@ -157,6 +171,13 @@ impl Pages {
                 if self.pages.get(&number) == Some(&id) {
                     self.pages.remove(&number);
                 }
+            }
+            // Somebody may read it still.
+            if kept.pages >= LARGE
+                && self.spare.len() < SPARE_MAX
+                && let Some(bytes) = Arc::into_inner(kept.run.bytes)
+            {
+                self.spare.push(bytes);
             }
         }
         true
@@ -221,6 +242,11 @@ mod tests {
             [true, true, true, false, false, true, true]
         );
         assert_eq!(pages.counts, [96, 32]);
+        // The memory of what was forgotten is there for what comes, unless somebody reads it.
+        assert_eq!((pages.spare.len(), pages.room(15).len(), pages.room(16).len()), (1, 0, 1));
+        let read = pages.get(2000, 2001).unwrap();
+        (0..9).for_each(|number| pages.keep(run(3000 + 32 * number, 1), 32));
+        assert_eq!((pages.spare.len(), read.bytes.len()), (SPARE_MAX, 1));
         // What is too large for the room is not kept, and drives nothing out but large runs.
         let mut small = Pages::new(16);
         small.keep(run(0, 0), 1);

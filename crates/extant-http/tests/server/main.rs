@@ -403,7 +403,7 @@ fn no_more_is_brought_near_than_is_kept() {
         let device = HttpDevice::open(&Address::parse(url).unwrap(), &settings).unwrap();
         assert_eq!(device.near_bytes(), 12 << 20);
         site.take_asked();
-        device.bring_near(&[0..64 << 20]);
+        device.bring_near(std::slice::from_ref(&(0..64 << 20)));
         let asked = site.take_asked();
         let bytes: usize = asked.iter().map(|(from, to)| to - from).sum();
         assert_eq!(bytes, 12 << 20);
@@ -418,7 +418,7 @@ fn no_more_is_brought_near_than_is_kept() {
         let device = HttpDevice::open(&Address::parse(url).unwrap(), &settings).unwrap();
         site.take_asked();
         assert_eq!(device.near_bytes(), 0);
-        device.bring_near(&[0..64 << 20]);
+        device.bring_near(std::slice::from_ref(&(0..64 << 20)));
         assert_eq!(site.take_asked(), []);
     });
 }
@@ -483,7 +483,7 @@ fn a_server_that_stalls_is_an_error_in_bounded_time_and_the_next_read_tries_agai
             assert!(chain(&error).contains("no answer"), "{}", chain(&error));
             // What was brought near from a server that stalls is left to the read.
             site.fails(&stalls);
-            device.bring_near(&[2 * PAGE as u64..3 * PAGE as u64]);
+            device.bring_near(std::slice::from_ref(&(2 * PAGE as u64..3 * PAGE as u64)));
         }
         assert!(read(&device, 2 * PAGE, 10).unwrap() == site.body[2 * PAGE..][..10]);
     });
