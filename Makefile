@@ -97,7 +97,7 @@ bench-check: build-whole ## checking images against e2fsck -fn and pread: time a
 	@scripts/deps e2fsprogs
 	EXTANT=$(WHOLE) $(CARGO) run --profile dist -q -p extant-bench -- check
 
-bench-remote: build-whole ## qcow2 against raw, NBD against fio, a store 20 ms away, 200 overlays (RUNS=5 SOURCE=/etc STORE_MIB=2048 MOUNTS=200)
+bench-remote: build-whole ## qcow2 against raw, NBD against fio, a store 20 ms away, 200 overlays (RUNS=5 SOURCE=/etc STORE_MIB=2048 MOUNTS=200 PARTS=)
 	@scripts/deps e2fsprogs
 	@scripts/deps nbdkit fio || true
 	EXTANT=$(WHOLE) $(CARGO) run --profile dist -q -p extant-bench -- remote

@@ -158,12 +158,19 @@ fn remote() -> Result<()> {
     let number = |name: &str, default: &str| -> Result<u64> {
         variable(name, default).parse().with_context(|| format!("{name} is a number"))
     };
+    let known = ["qcow2", "nbd", "store", "overlays"];
+    let parts: Vec<String> = variable("PARTS", "").split(',').map(str::to_owned).collect();
+    let parts: Vec<String> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+    if let Some(unknown) = parts.iter().find(|part| !known.contains(&part.as_str())) {
+        bail!("PARTS: {unknown} is none of {}", known.join(", "));
+    }
     let plan = remote::Plan {
         extant: extant()?,
         rounds: runs()?,
         source: variable("SOURCE", "/etc"),
         store_mib: number("STORE_MIB", "2048")?,
         mounts: u32::try_from(number("MOUNTS", "200")?)?,
+        parts,
     };
     report("remote", "extant", &remote::measure(&plan, dir.path())?)
 }

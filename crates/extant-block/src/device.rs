@@ -1,6 +1,7 @@
 //! The trait every back-end implements.
 
 use std::io::IoSlice;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -168,6 +169,20 @@ pub trait BlockDevice: Send + Sync {
         1
     }
 
+    /// Returns how many bytes a device that is far away keeps of what [`bring_near`](Self::bring_near) fetched, until
+    /// they are read; 0 where bringing bytes near is of no use, as for files of this host.
+    fn near_bytes(&self) -> u64 {
+        0
+    }
+
+    /// Fetches `ranges`, in bytes, in as few requests as the device can make of them and several at a time, so that
+    /// reads that follow need not wait for a server each. Returns when they are here, or will not be: what goes wrong
+    /// is left to the reads. What lies behind the end of the device, and what is more than
+    /// [`near_bytes`](Self::near_bytes) together, may be left out.
+    fn bring_near(&self, ranges: &[Range<u64>]) {
+        let _ = ranges;
+    }
+
     /// Makes every completed write durable. Succeeds on a read-only device, which has none.
     fn flush(&self) -> Result<(), DeviceError> {
         run_one(self, Operation::Flush).map(drop)
@@ -321,6 +336,12 @@ macro_rules! forward {
             }
             fn runs_at_once(&self, kind: OperationKind) -> usize {
                 (**self).runs_at_once(kind)
+            }
+            fn near_bytes(&self) -> u64 {
+                (**self).near_bytes()
+            }
+            fn bring_near(&self, ranges: &[Range<u64>]) {
+                (**self).bring_near(ranges);
             }
             fn flush(&self) -> Result<(), DeviceError> {
                 (**self).flush()

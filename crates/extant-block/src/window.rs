@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io::IoSlice;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -234,6 +235,17 @@ impl<D: BlockDevice> BlockDevice for WindowDevice<D> {
 
     fn runs_at_once(&self, kind: OperationKind) -> usize {
         self.inner.runs_at_once(kind)
+    }
+
+    fn near_bytes(&self) -> u64 {
+        self.inner.near_bytes()
+    }
+
+    fn bring_near(&self, ranges: &[Range<u64>]) {
+        let inside = ranges.iter().map(|range| range.start.min(self.len)..range.end.min(self.len));
+        let moved: Vec<Range<u64>> =
+            inside.map(|range| self.offset + range.start..self.offset + range.end).collect();
+        self.inner.bring_near(&moved);
     }
 
     fn flush(&self) -> Result<(), DeviceError> {

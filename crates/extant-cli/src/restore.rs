@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use extant::{FileKind, Inode};
-use extant_sync::{Mutex, Rank};
+use extant_sync::{Condvar, Mutex, Rank};
 use rustix::fs::{self, AtFlags, Mode};
 use rustix::io::Errno;
 
@@ -66,13 +66,46 @@ pub(crate) struct Large {
     inode: Inode,
     pub(crate) path: Vec<u8>,
     failed: AtomicBool,
+    turn: Turn,
+}
+
+/// Whose turn it is to write to a file. The kernel lets one write to a file at a time, and the others spin meanwhile,
+/// on processors that threads of other files can use.
+struct Turn {
+    is_taken: Mutex<bool>,
+    given_back: Condvar,
+}
+
+impl Turn {
+    fn new() -> Turn {
+        Turn { is_taken: Mutex::new(Rank::Leaf, false), given_back: Condvar::new() }
+    }
+
+    fn take<R>(&self, work: impl FnOnce() -> R) -> R {
+        struct Taken<'a>(&'a Turn);
+        impl Drop for Taken<'_> {
+            fn drop(&mut self) {
+                *self.0.is_taken.lock() = false;
+                self.0.given_back.notify_one();
+            }
+        }
+        let mut is_taken = self.is_taken.lock();
+        while *is_taken {
+            self.given_back.wait(&mut is_taken);
+        }
+        *is_taken = true;
+        drop(is_taken);
+        let _taken = Taken(self);
+        work()
+    }
 }
 
 impl Large {
-    /// Ranges that together hold all that is stored in it, each with about [`PART_BYTES`] of that.
+    /// Ranges that together hold all that is stored in it, each with about `part_bytes` of that.
     /// What is a hole belongs to a range or to none: it costs nothing, however large.
-    pub(crate) fn parts(&self) -> Parts {
+    pub(crate) fn parts(&self, part_bytes: u64) -> Parts {
         Parts {
+            part_bytes: part_bytes.max(1),
             content: Content::Image { inode: self.inode.clone(), writable: false },
             at: 0,
             size: self.inode.size(),
@@ -92,6 +125,7 @@ impl Large {
 
 /// See [`Large::parts`].
 pub(crate) struct Parts {
+    part_bytes: u64,
     content: Content,
     at: u64,
     size: u64,
@@ -103,7 +137,7 @@ impl Iterator for Parts {
     fn next(&mut self) -> Option<Result<Range<u64>, Trouble>> {
         let mut part: Option<Range<u64>> = None;
         let mut bytes = 0;
-        while bytes < PART_BYTES && self.at < self.size {
+        while bytes < self.part_bytes && self.at < self.size {
             let data = match self.content.data(self.at..self.size) {
                 Ok(Some(data)) => data,
                 Ok(None) => {
@@ -115,7 +149,7 @@ impl Iterator for Parts {
                     return Some(Err(trouble));
                 }
             };
-            let end = data.end.min(data.start.saturating_add(PART_BYTES - bytes));
+            let end = data.end.min(data.start.saturating_add(self.part_bytes - bytes));
             bytes += end - data.start;
             part.get_or_insert(data).end = end;
             self.at = end;
@@ -124,10 +158,20 @@ impl Iterator for Parts {
     }
 }
 
+/// A file that is made at once.
+pub(crate) struct Whole {
+    pub(crate) level: Arc<Level>,
+    pub(crate) name: Vec<u8>,
+    pub(crate) inode: Inode,
+    pub(crate) path: Vec<u8>,
+}
+
 /// What a thread does at a time.
 pub(crate) enum Job {
     /// A file with all it has.
-    File { level: Arc<Level>, name: Vec<u8>, inode: Inode, path: Vec<u8> },
+    File(Whole),
+    /// Files of an image that is far away, whose contents are fetched together.
+    Files(Vec<Whole>),
     /// A part of a file's contents.
     Part { file: Arc<Large>, range: Range<u64> },
 }
@@ -267,15 +311,21 @@ impl<'a> Worker<'a> {
 
     pub(crate) fn run(&mut self, job: Job) {
         match job {
-            Job::File { level, name, inode, path } => {
-                if !self.stops()
-                    && let Err(trouble) = self.file(&level.dir, &name, &inode)
-                {
-                    self.report(&path, trouble);
+            Job::File(file) => self.whole(file),
+            Job::Files(files) => {
+                if !self.stops() {
+                    let all = |file: &Whole| (file.inode.clone(), 0..file.inode.size());
+                    let parts: Vec<_> = files.iter().map(all).collect();
+                    self.shared.image.fs.bring_near(&parts);
                 }
-                self.leave(level);
+                for file in files {
+                    self.whole(file);
+                }
             }
             Job::Part { file, range } => {
+                if !self.stops() {
+                    self.shared.image.fs.bring_near(&[(file.inode.clone(), range.clone())]);
+                }
                 if self.stops() {
                     Large::give_up(&file);
                 } else if let Err(trouble) = self.part(&file, range) {
@@ -287,6 +337,16 @@ impl<'a> Worker<'a> {
                 self.end_large(file);
             }
         }
+    }
+
+    fn whole(&mut self, file: Whole) {
+        let Whole { level, name, inode, path } = file;
+        if !self.stops()
+            && let Err(trouble) = self.file(&level.dir, &name, &inode)
+        {
+            self.report(&path, trouble);
+        }
+        self.leave(level);
     }
 
     /// This thread is done with a directory. The last one sets its attributes.
@@ -368,7 +428,8 @@ impl<'a> Worker<'a> {
         let sink = Sink::Host(create(&level.dir, name, Mode::from(0o600))?);
         let (level, inode) = (Arc::clone(level), inode.clone());
         let (name, path, failed) = (name.to_vec(), path.to_vec(), AtomicBool::new(false));
-        Ok(Arc::new(Large { sink, level, name, inode, path, failed }))
+        let turn = Turn::new();
+        Ok(Arc::new(Large { sink, level, name, inode, path, failed, turn }))
     }
 
     fn part(&mut self, file: &Large, range: Range<u64>) -> Result<(), Trouble> {
@@ -376,16 +437,20 @@ impl<'a> Worker<'a> {
             return Ok(());
         }
         let content = Content::Image { inode: file.inode.clone(), writable: false };
-        self.mover
-            .copy_part(&content, &file.sink, Sparse::Auto, range)
-            .map(drop)
-            .map_err(trouble_of)
+        let mover = &mut self.mover;
+        let mut copy = || mover.copy_part(&content, &file.sink, Sparse::Auto, range.clone());
+        // What is far away was fetched by now.
+        let copied = match self.shared.image.fs.near_bytes() {
+            0 => copy(),
+            _ => file.turn.take(copy),
+        };
+        copied.map(drop).map_err(trouble_of)
     }
 
     /// This thread is done with a large file.
     pub(crate) fn end_large(&mut self, file: Arc<Large>) {
         let Some(file) = Arc::into_inner(file) else { return };
-        let Large { sink, level, name, inode, path, failed } = file;
+        let Large { sink, level, name, inode, path, failed, .. } = file;
         if failed.into_inner() {
             remove(&level.dir, &name);
         } else {

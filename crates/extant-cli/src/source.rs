@@ -239,6 +239,30 @@ impl From<HttpError> for Failure {
     }
 }
 
+/// Returns the address of an export as an overlay stores it, so that it leads there from any directory.
+fn stored_address(
+    file: &Path,
+    device: &NbdDevice,
+    overlay: Option<&Path>,
+) -> Result<String, SourceError> {
+    let given = device.describe();
+    // Overlays made by extant until November 2026 may have it as it was given.
+    let stored = overlay.and_then(|overlay| extant_qcow2::open_alone(overlay).ok()?.facts().ok());
+    if stored.and_then(|facts| facts.backing).as_deref() == Some(&*given) {
+        return Ok(given.to_string());
+    }
+    let other = |failure: Failure| SourceError::Other(failure);
+    let directory = std::env::current_dir().map_err(|error| {
+        other(Failure::caused(
+            crate::fault::io_exit(&error),
+            "the current directory has no name",
+            &error,
+        ))
+    })?;
+    let address = Address::parse(address_text(file)?).map_err(|error| other(error.into()))?;
+    Ok(address.shown_from(&directory))
+}
+
 impl SourceArgs {
     fn how(&self, write: bool) -> How {
         How {
@@ -308,8 +332,14 @@ impl SourceArgs {
         Ok(Arc::new(device))
     }
 
-    /// Opens the image at an address, as what overlays lie over. `write`: the image itself is to be written.
-    pub(crate) fn elsewhere(&self, file: &Path, write: bool) -> Result<Elsewhere, SourceError> {
+    /// Opens the image at an address, as what overlays lie over. `write`: the image itself is to be written. Of
+    /// `overlay`, if that exists, the address is read by which it knows the image.
+    pub(crate) fn elsewhere(
+        &self,
+        file: &Path,
+        write: bool,
+        overlay: Option<&Path>,
+    ) -> Result<Elsewhere, SourceError> {
         if is_web_address(file) {
             return self.web(file);
         }
@@ -319,7 +349,7 @@ impl SourceArgs {
         }
         let device = self.remote(file, write)?;
         let version = format!("{} bytes", device.size_bytes());
-        let address = device.describe().to_string();
+        let address = stored_address(file, &device, overlay)?;
         Ok(Elsewhere { address, device, format: Format::Raw, version })
     }
 
@@ -336,9 +366,9 @@ impl SourceArgs {
                 let failure = Failure::new(Exit::Refused, message).hint(hint);
                 return Err(SourceError::Other(failure));
             }
-            return Ok(self.elsewhere(file, write)?.device);
+            return Ok(self.elsewhere(file, write, None)?.device);
         };
-        let base = self.elsewhere(file, false)?;
+        let base = self.elsewhere(file, false, Some(over))?;
         if !write && !over.exists() {
             // Nothing was changed yet, so the image itself is what the overlay would show.
             return Ok(base.device);

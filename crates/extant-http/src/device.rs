@@ -14,7 +14,7 @@ use extant_sync::{Condvar, Mutex, MutexGuard, Rank, check_may_wait, threads};
 use crate::address::Address;
 use crate::disk::DiskPages;
 use crate::error::HttpError;
-use crate::pages::Pages;
+use crate::pages::{Pages, Run};
 use crate::remote::{Remote, Version};
 use crate::settings::Settings;
 use crate::source::Source;
@@ -26,6 +26,12 @@ const PAGE_BYTES: u64 = 64 << 10;
 
 /// Bytes that one request asks for at most.
 const REQUEST_MOST: u64 = 4 << 20;
+
+/// Bytes that are fetched and thrown away, if that saves a request: what comes in the time of an answer that is near.
+const GAP_MOST: u64 = 256 << 10;
+
+/// Least room for what is brought near.
+const NEAR_LEAST: u64 = 2 * REQUEST_MOST;
 
 /// Counts of a device's requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,6 +67,7 @@ pub struct HttpDevice {
     arrived: Condvar,
     disk: Option<DiskPages>,
     connections: usize,
+    near_bytes: u64,
     requests: AtomicU64,
     bytes: AtomicU64,
     bytes_from_disk: AtomicU64,
@@ -111,15 +118,15 @@ impl HttpDevice {
         check_may_wait("a server");
         let name = source.shown();
         let remote = Remote::new(source, settings);
-        let (start, version) = remote.fetch(0..PAGE_BYTES, None)?;
+        let (start, version) = remote.fetch(0..PAGE_BYTES, None, Vec::new())?;
         let disk = match (&settings.disk_cache, remote.identity(&version)) {
             (Some(cache), Some(identity)) => Some(DiskPages::open(cache, &identity)?),
             _ => None,
         };
-        let most = usize::try_from(settings.cache_bytes / PAGE_BYTES).unwrap_or(usize::MAX);
+        let most = settings.cache_bytes / PAGE_BYTES;
         let mut pages = Pages::new(most);
         let bytes = start.len() as u64;
-        pages.keep(0, start.into());
+        pages.keep(Run { first: 0, bytes: Arc::new(start) }, 1);
         pages.note_stream(0..1);
         Ok(HttpDevice {
             remote,
@@ -129,6 +136,11 @@ impl HttpDevice {
             arrived: Condvar::new(),
             disk,
             connections: settings.connections.max(1),
+            near_bytes: match Pages::large_most(most) * PAGE_BYTES {
+                // With less, what was brought would be forgotten before it is read.
+                ..NEAR_LEAST => 0,
+                bytes => bytes,
+            },
             requests: AtomicU64::new(1),
             bytes: AtomicU64::new(bytes),
             bytes_from_disk: AtomicU64::new(0),
@@ -157,11 +169,11 @@ impl HttpDevice {
 
     /// Claims pages from `at` on for the caller to fetch, if `at` is not here. Waits for a thread
     /// that is fetching it.
-    fn claim(&self, at: u64, wanted: u64) -> Result<Arc<[u8]>, Claim<'_>> {
+    fn claim(&self, at: u64, wanted: u64) -> Result<Run, Claim<'_>> {
         let mut pages: MutexGuard<'_, Pages> = self.pages.lock();
         loop {
-            if let Some(page) = pages.get(at) {
-                return Ok(page);
+            if let Some(run) = pages.get(at, at.saturating_add(wanted)) {
+                return Ok(run);
             }
             if !pages.is_coming(at) {
                 break;
@@ -174,27 +186,33 @@ impl HttpDevice {
         Err(Claim { device: self, range })
     }
 
+    /// Fetches what was claimed for a reader who may go on behind it, and returns it.
+    fn fetch(&self, claim: Claim<'_>) -> Result<Run, HttpError> {
+        let range = claim.range.clone();
+        let run = self.bring(claim)?;
+        self.pages.lock().note_stream(range);
+        Ok(run)
+    }
+
     /// Fetches what was claimed, and returns it.
-    fn fetch(&self, claim: Claim<'_>) -> Result<Vec<u8>, HttpError> {
+    fn bring(&self, claim: Claim<'_>) -> Result<Run, HttpError> {
         let range = claim.range.clone();
         let bytes = match &self.disk {
             Some(disk) => self.fetch_missing(disk, range.clone())?,
             None => self.fetch_pages(range.clone())?,
         };
-        let parts: Vec<Arc<[u8]>> =
-            bytes.chunks(PAGE_BYTES as usize).map(|part| part.into()).collect();
-        let mut pages = self.pages.lock();
-        range.clone().zip(parts).for_each(|(number, part)| pages.keep(number, part));
-        pages.note_stream(range);
-        drop(pages);
+        let run = Run { first: range.start, bytes: Arc::new(bytes) };
+        self.pages.lock().keep(run.clone(), range.end - range.start);
         drop(claim);
-        Ok(bytes)
+        Ok(run)
     }
 
     /// Fetches pages from the server.
     fn fetch_pages(&self, pages: Range<u64>) -> Result<Vec<u8>, HttpError> {
         let end = (pages.end * PAGE_BYTES).min(self.version.len);
-        let (bytes, _) = self.remote.fetch(pages.start * PAGE_BYTES..end, Some(&self.version))?;
+        let room = self.pages.lock().room(pages.end - pages.start);
+        let range = pages.start * PAGE_BYTES..end;
+        let (bytes, _) = self.remote.fetch(range, Some(&self.version), room)?;
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         Ok(bytes)
@@ -243,24 +261,12 @@ impl HttpDevice {
         let mut at = pages.start;
         while at < pages.end {
             // What was fetched is used from here: a small cache may have lost it again.
-            let (start, bytes): (u64, Vec<u8>);
-            let part: &[u8];
-            let page;
-            match self.claim(at, pages.end - at) {
-                Ok(found) => {
-                    page = found;
-                    (start, part) = (at * PAGE_BYTES, &page);
-                    at += 1;
-                }
-                Err(claim) => {
-                    let next = claim.range.end;
-                    start = at * PAGE_BYTES;
-                    bytes = self.fetch(claim)?;
-                    part = &bytes;
-                    at = next;
-                }
-            }
-            copy_part(start, part, offset, out);
+            let run = match self.claim(at, pages.end - at) {
+                Ok(found) => found,
+                Err(claim) => self.fetch(claim)?,
+            };
+            copy_part(run.first * PAGE_BYTES, &run.bytes, offset, out);
+            at = run.first + (run.bytes.len() as u64).div_ceil(PAGE_BYTES);
         }
         Ok(())
     }
@@ -275,20 +281,70 @@ impl HttpDevice {
             .chunk_by(|a, b| a + 1 == *b)
             .filter_map(|run| Some((*run.first()?, run.len() as u64)))
             .collect();
-        let count = self.connections.min(runs.len());
-        if count < 2 {
+        if runs.len() < 2 {
+            return;
+        }
+        self.side_by_side(runs.len(), |index| {
+            let (start, len) = runs[index];
+            match self.claim(start, len) {
+                Err(claim) => self.fetch(claim).is_ok(),
+                Ok(_) => true,
+            }
+        });
+    }
+
+    /// Does `work` for each number below `count`, in as many threads as there may be requests, each until it says
+    /// that it is of no use to go on.
+    fn side_by_side(&self, count: usize, work: impl Fn(usize) -> bool + Sync) {
+        let threads = self.connections.min(count);
+        if threads < 2 {
+            (0..count).find(|index| !work(*index));
             return;
         }
         // Threads that cannot be started leave their part to the reads.
-        let _ = threads::workers("http", count, |index| {
-            for (start, len) in runs.iter().skip(index).step_by(count) {
-                if let Err(claim) = self.claim(*start, *len)
-                    && self.fetch(claim).is_err()
-                {
-                    return;
-                }
-            }
+        let _ = threads::workers("http", threads, |thread| {
+            (thread..count).step_by(threads).find(|index| !work(*index));
         });
+    }
+
+    /// Returns what of `ranges`, in bytes, is not here, as few runs of pages: what lies between two that are close to
+    /// each other comes along.
+    fn missing_of(&self, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+        let len = self.version.len;
+        let mut wanted: Vec<Range<u64>> = ranges
+            .iter()
+            .map(|range| range.start.min(len)..range.end.min(len))
+            .filter(|range| !range.is_empty())
+            .map(|range| HttpDevice::pages_of(range.start, range.end - range.start))
+            .collect();
+        wanted.sort_unstable_by_key(|range| range.start);
+        let most = REQUEST_MOST / PAGE_BYTES;
+        let mut room = self.near_bytes / PAGE_BYTES;
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        let pages = self.pages.lock();
+        for range in wanted {
+            let mut at = range.start.max(runs.last().map_or(0, |run| run.end));
+            while at < range.end && room > 0 {
+                if pages.has(at) || pages.is_coming(at) {
+                    at += 1;
+                    continue;
+                }
+                match runs.last_mut() {
+                    Some(run)
+                        if at - run.end <= GAP_MOST / PAGE_BYTES && at + 1 - run.start <= most =>
+                    {
+                        room = room.saturating_sub(at + 1 - run.end);
+                        run.end = at + 1;
+                    }
+                    _ => {
+                        runs.push(at..at + 1);
+                        room -= 1;
+                    }
+                }
+                at += 1;
+            }
+        }
+        runs
     }
 }
 
@@ -345,6 +401,32 @@ impl BlockDevice for HttpDevice {
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         // Always an error: the device is read-only.
         check_range(self, OperationKind::Write, offset, bytes.len() as u64)
+    }
+
+    fn near_bytes(&self) -> u64 {
+        self.near_bytes
+    }
+
+    fn bring_near(&self, ranges: &[Range<u64>]) {
+        if self.near_bytes == 0 {
+            return;
+        }
+        check_may_wait("a server");
+        let runs = self.missing_of(ranges);
+        let end = self.version.len.div_ceil(PAGE_BYTES);
+        self.side_by_side(runs.len(), |index| {
+            let run = &runs[index];
+            let mut at = run.start;
+            while at < run.end {
+                // What others have begun meanwhile, or what lies between and is here, is passed over.
+                let range = self.pages.lock().claim_exactly(at, run.end - at, end);
+                at = range.end.max(at + 1);
+                if !range.is_empty() && self.bring(Claim { device: self, range }).is_err() {
+                    return false;
+                }
+            }
+            true
+        });
     }
 
     fn flush(&self) -> Result<(), DeviceError> {

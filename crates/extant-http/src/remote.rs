@@ -23,6 +23,9 @@ const FIRST_WAIT: Duration = Duration::from_millis(100);
 /// Longest wait that a server may ask for.
 const WAIT_MOST: Duration = Duration::from_secs(30);
 
+/// Connections without a request that are kept at most.
+const IDLE_MOST: usize = 32;
+
 /// Length in bytes of the largest file that a system can have. A server that states more is
 /// mistaken or lies, and sums of offsets behind it would overflow.
 const LENGTH_MOST: u64 = i64::MAX as u64;
@@ -80,7 +83,9 @@ impl Remote {
         let config = agent_config()
             .max_redirects(source.redirects())
             .max_redirects_will_error(source.redirects() > 0)
-            .max_idle_connections_per_host(settings.connections.max(1))
+            // As many as there are threads that read at the same time: each new one costs round trips.
+            .max_idle_connections(IDLE_MOST)
+            .max_idle_connections_per_host(IDLE_MOST)
             .timeout_connect(Some(settings.connect_timeout))
             .timeout_global(Some(settings.timeout));
         let agent = config.build().new_agent();
@@ -88,17 +93,18 @@ impl Remote {
     }
 
     /// Fetches the bytes of `range`, all of them, of the version that is known. Of a file that is
-    /// not known yet, it fetches those that there are.
+    /// not known yet, it fetches those that there are. They come in `room`, whatever is in it, if that is large enough.
     pub(crate) fn fetch(
         &self,
         range: Range<u64>,
         known: Option<&Version>,
+        mut room: Vec<u8>,
     ) -> Result<(Vec<u8>, Version), HttpError> {
         let mut wait = FIRST_WAIT;
         let mut attempt = 1;
         loop {
-            match self.attempt(&range, known) {
-                Ok(fetched) => return Ok(fetched),
+            match self.attempt(&range, known, &mut room) {
+                Ok(version) => return Ok((room, version)),
                 Err(Failed::ForGood(error)) => return Err(error),
                 Err(Failed::Now(source, _)) if attempt >= self.attempts => {
                     let (address, attempts) = (self.source.shown(), attempt);
@@ -117,7 +123,8 @@ impl Remote {
         &self,
         range: &Range<u64>,
         known: Option<&Version>,
-    ) -> Result<(Vec<u8>, Version), Failed> {
+        bytes: &mut Vec<u8>,
+    ) -> Result<Version, Failed> {
         let last = range.end.saturating_sub(1);
         let mut request = self
             .agent
@@ -141,14 +148,22 @@ impl Remote {
         }
         // At most what was asked for (W2).
         let wanted = usize::try_from(end - start).unwrap_or(usize::MAX);
-        let mut bytes = Vec::with_capacity(wanted);
+        bytes.resize(wanted, 0);
         let mut body = response.into_body().into_reader().take(end - start);
-        body.read_to_end(&mut bytes).map_err(|error| Failed::Now(error, None))?;
-        if bytes.len() < wanted {
-            let message = format!("the answer ended after {} of {wanted} bytes", bytes.len());
-            return Err(Failed::Now(io::Error::new(io::ErrorKind::UnexpectedEof, message), None));
+        let mut done = 0;
+        while let Some(rest) = bytes.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            match body.read(rest) {
+                Ok(0) => {
+                    let message = format!("the answer ended after {done} of {wanted} bytes");
+                    let error = io::Error::new(io::ErrorKind::UnexpectedEof, message);
+                    return Err(Failed::Now(error, None));
+                }
+                Ok(count) => done += count,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Failed::Now(error, None)),
+            }
         }
-        Ok((bytes, version))
+        Ok(version)
     }
 
     fn failed(&self, error: ureq::Error) -> Failed {

@@ -1,6 +1,7 @@
 //! The file system as after a replay, without writing.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use extant_base::{BlockSize, FsBlock};
@@ -152,6 +153,15 @@ impl BlockDevice for ReplayedDevice {
         let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         let kind = OperationKind::Write;
         Err(DeviceError::new(self.describe(), kind, offset, length, DeviceFault::ReadOnly))
+    }
+
+    fn near_bytes(&self) -> u64 {
+        self.below.near_bytes()
+    }
+
+    fn bring_near(&self, ranges: &[Range<u64>]) {
+        // Blocks that come from the log are few, and in memory of the device below as often as not.
+        self.below.bring_near(ranges);
     }
 
     fn flush(&self) -> Result<(), DeviceError> {

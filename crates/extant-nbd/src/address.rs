@@ -1,7 +1,8 @@
 //! Names of exports.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
 
 use crate::error::NbdError;
 
@@ -109,6 +110,18 @@ impl Address {
         Ok(Address { text: shown, at, export, secret: query.secret })
     }
 
+    /// Returns the address as it is shown, for readers in any directory: the name of a socket is taken from `directory`
+    /// on.
+    pub fn shown_from(&self, directory: &Path) -> String {
+        match &self.at {
+            At::Socket(socket) if socket.is_relative() => {
+                let (name, _) = self.text.split_once('?').unwrap_or((&self.text, ""));
+                format!("{name}?socket={}", encode(directory.join(socket).as_os_str().as_bytes()))
+            }
+            _ => self.text.clone(),
+        }
+    }
+
     /// How addresses begin that lead to the same place over TLS.
     pub(crate) fn scheme_over_tls(&self) -> &'static str {
         match self.at {
@@ -176,6 +189,19 @@ impl fmt::Display for Address {
     }
 }
 
+/// Letters, digits, and what has no meaning in an address, are themselves; other bytes are `%XX`.
+fn encode(bytes: &[u8]) -> String {
+    let mut text = String::new();
+    for byte in bytes {
+        match byte {
+            b'/' | b'-' | b'.' | b'_' | b'~' => text.push(char::from(*byte)),
+            byte if byte.is_ascii_alphanumeric() => text.push(char::from(*byte)),
+            byte => text += &format!("%{byte:02X}"),
+        }
+    }
+    text
+}
+
 fn decode(text: &str) -> Option<String> {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();
@@ -217,6 +243,23 @@ mod tests {
             assert!(Address::parse(wrong).is_err(), "{wrong}");
         }
     }
+
+    #[test]
+    fn a_socket_is_named_for_readers_in_any_directory() {
+        let shown = |text: &str| {
+            let from = Path::new("/a b/c&d");
+            let shown = Address::parse(text).unwrap().shown_from(from);
+            assert_eq!(Address::parse(&shown).unwrap().shown_from(Path::new("/")), shown);
+            (shown.clone(), Address::parse(&shown).unwrap())
+        };
+        let (text, address) = shown("nbds+unix:///x%20y?tls-certificates=/c&socket=e/%C3%A4?");
+        assert_eq!(text, "nbds+unix:///x%20y?socket=/a%20b/c%26d/e/%C3%A4%3F");
+        assert_eq!(address.at, At::Socket("/a b/c&d/e/ä?".into()));
+        for same in ["nbd://a/x", "nbd+unix:///x?socket=/s"] {
+            assert_eq!(shown(same).0, same);
+        }
+    }
+
     #[test]
     fn what_is_said_of_tls_is_no_part_of_the_name() {
         let address = Address::parse(

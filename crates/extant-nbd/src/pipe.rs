@@ -142,17 +142,20 @@ impl Pipe {
                     return Err(broken(format!("the server sent {other:#x} in place of a reply")));
                 }
             };
-            let Some(waiting) = self.waiting.remove(&cookie) else { continue };
-            if let Operation::Read { buffer, .. } = &waiting.operation {
-                self.reads -= 1;
-                if errno == 0 && waiting.came != buffer.len() as u64 {
-                    return Err(broken(format!(
-                        "the server gave {} of {} bytes",
-                        waiting.came,
-                        buffer.len()
-                    )));
-                }
+            let waiting = find(&mut self.waiting, cookie)?;
+            if let Operation::Read { buffer, .. } = &waiting.operation
+                && errno == 0
+                && waiting.came != buffer.len() as u64
+            {
+                // It stays among what is under way: it is sent again over another connection.
+                return Err(broken(format!(
+                    "the server gave {} of {} bytes",
+                    waiting.came,
+                    buffer.len()
+                )));
             }
+            let Some(waiting) = self.waiting.remove(&cookie) else { continue };
+            self.reads -= usize::from(matches!(waiting.operation, Operation::Read { .. }));
             return Ok(Answer { cookie, operation: waiting.operation, errno });
         }
     }

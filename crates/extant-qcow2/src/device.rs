@@ -1,8 +1,10 @@
 //! The image as a block device.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
+use extant_base::sabotage;
 use extant_block::{
     BlockDevice, DeviceError, DeviceFault, Operation, OperationKind, Pending, check_range,
     run_in_place,
@@ -54,6 +56,18 @@ impl BlockDevice for Qcow2 {
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         self.run(OperationKind::Write, offset, bytes.len() as u64, || self.write(offset, bytes))
+    }
+
+    fn near_bytes(&self) -> u64 {
+        let below = self.backing.as_ref().map_or(0, |backing| backing.near_bytes());
+        self.store.near_bytes().max(below)
+    }
+
+    fn bring_near(&self, ranges: &[Range<u64>]) {
+        if self.near_bytes() > 0 && !sabotage("qcow2.read.near-not-handed-on") {
+            check_may_wait("a device");
+            self.bring_parts_near(ranges);
+        }
     }
 
     fn flush(&self) -> Result<(), DeviceError> {

@@ -1,7 +1,9 @@
 //! Reading.
 
 use std::io;
+use std::ops::Range;
 
+use crate::compressed;
 use crate::image::Qcow2;
 use crate::map::Place;
 
@@ -61,6 +63,43 @@ impl Qcow2 {
             at = until;
         }
         Ok(())
+    }
+
+    /// Fetches what ranges of the disk consist of, in the file and in the image below, if these are far away. What
+    /// is damaged is left to whoever reads it.
+    pub(crate) fn bring_parts_near(&self, ranges: &[Range<u64>]) {
+        let _inside = self.gate.read();
+        let bits = self.header.cluster_bits;
+        let (mut here, mut below) = (Vec::new(), Vec::new());
+        for range in ranges {
+            let (mut at, end) = (range.start, range.end.min(self.header.size));
+            while at < end {
+                let until = (((at >> bits) + 1) << bits).min(end);
+                let (l1, index) = self.indices(at >> bits);
+                let place = match self.table(l1) {
+                    Ok(None) => Ok(Place::Below),
+                    Ok(Some(table)) => self.place_of(table.get(index)),
+                    Err(error) => Err(error),
+                };
+                match place {
+                    Ok(Place::Data(host)) => {
+                        let host = host + (at & ((1 << bits) - 1));
+                        here.push(host..host + (until - at));
+                    }
+                    Ok(Place::Packed(entry)) => {
+                        let (host, len) = compressed::place(entry, bits);
+                        here.push(host..host + len);
+                    }
+                    Ok(Place::Below) => below.push(at..until),
+                    Ok(Place::Zeros) | Err(_) => {}
+                }
+                at = until;
+            }
+        }
+        self.store.bring_near(&here);
+        if let Some(backing) = &self.backing {
+            backing.bring_near(&below);
+        }
     }
 
     /// Reads from the image below; zeros behind its end.

@@ -1,6 +1,7 @@
 //! The file that an image lies in: unlike a device, it grows.
 
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -64,6 +65,16 @@ pub trait Store: Send + Sync {
     /// Returns whether the bytes behind [`len`](Self::len) are known to be zeros once the store
     /// grows over them.
     fn grows_with_zeros(&self) -> bool;
+
+    /// As [`BlockDevice::near_bytes`].
+    fn near_bytes(&self) -> u64 {
+        0
+    }
+
+    /// As [`BlockDevice::bring_near`].
+    fn bring_near(&self, ranges: &[Range<u64>]) {
+        let _ = ranges;
+    }
 }
 
 /// A file or block device of the host, open and, for writing, locked.
@@ -188,6 +199,14 @@ impl Store for DeviceStore {
             return Err(io::ErrorKind::StorageFull.into());
         }
         self.0.write_at(offset, bytes).map_err(from_device)
+    }
+
+    fn near_bytes(&self) -> u64 {
+        self.0.near_bytes()
+    }
+
+    fn bring_near(&self, ranges: &[Range<u64>]) {
+        self.0.bring_near(ranges);
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -28,6 +28,7 @@
 //! mount path                              opening, recovering, ending; paths as in std::fs, File, Walk
 //! front freeze fc_apply                   calls for FUSE and similar front ends; freezing; applying fast commits
 //! namei admin upkeep grow                 names; settings, limits, totals; syncs and periodic work; more room
+//! near                                    images that are far away: what is fetched before it is read
 //! file                                    contents of files: written, synced, allocated, mapped
 //! read                                    uncached contents, targets of links
 //! dir change trim                         directories; the frame of every change; discarding free space
@@ -124,6 +125,7 @@ mod map;
 mod mmp;
 mod mount;
 mod namei;
+mod near;
 mod node;
 mod orphan;
 mod path;

@@ -24,8 +24,13 @@ const LATENCY: Duration = Duration::from_millis(20);
 const FILE_MIB: u64 = 16;
 /// Small files in `/etc`.
 const SMALL_FILES: u32 = 300;
-/// Bytes of one range of the limit, which reads with as many requests under way as extant does.
+/// Small files elsewhere, and the directories that they are in.
+const SPREAD_FILES: u32 = 2000;
+const SPREAD_DIRS: u32 = 200;
+/// Bytes of one range of the limit, and how many are under way at once: twice the bytes that `extract` asks for, by as
+/// many threads.
 const RANGE: u64 = 8 << 20;
+const RANGES_AT_ONCE: usize = 8;
 
 struct Shared {
     file: File,
@@ -59,6 +64,12 @@ impl Distant {
         for number in 0..SMALL_FILES {
             let text = format!("setting = {number}\n").repeat(number as usize % 90 + 1);
             std::fs::write(tree.join(format!("etc/many/{number:03}.conf")), text)?;
+        }
+        for number in 0..SPREAD_FILES {
+            let dir = number % SPREAD_DIRS;
+            let dir = tree.join(format!("spread/{}/{dir}", dir % 10));
+            std::fs::create_dir_all(&dir)?;
+            std::fs::write(dir.join(format!("{number}")), vec![b'x'; 1 + number as usize * 8])?;
         }
         let mut random = extant_base::Prng::new(3);
         for number in 0..plan.store_mib / FILE_MIB {
@@ -109,6 +120,12 @@ impl Distant {
         add(all, "store, 20 ms away: extract /etc", "extant", "s", took);
         let part = sent as f64 * 100.0 / self.shared.len as f64;
         add(all, "store, 20 ms away: of the image read for /etc", "extant", "%", part);
+        let spread = format!("{}:/spread", self.address);
+        let took = run(&plan.extant, &["extract", &spread, &to])?.seconds;
+        std::fs::remove_dir_all(&out)?;
+        let row =
+            format!("store, 20 ms away: extract {SPREAD_FILES} files in {SPREAD_DIRS} directories");
+        add(all, &row, "extant", "s", took);
         let mib = plan.store_mib as f64;
         let took = run(&plan.extant, &["extract", &self.address, &to])?.seconds;
         std::fs::remove_dir_all(&out)?;
@@ -119,12 +136,11 @@ impl Distant {
         Ok(())
     }
 
-    /// Reads the whole image in ranges, as many at once as the client has connections, and throws them away.
+    /// Reads the whole image in ranges, [`RANGES_AT_ONCE`], and throws them away.
     fn ranges(&self) -> Result<(f64, u64)> {
-        let connections = Settings::default().connections.max(1);
         let next = AtomicU64::new(0);
         let took = timed(|| {
-            let done = threads::workers("range", connections, |_| -> Result<()> {
+            let done = threads::workers("range", RANGES_AT_ONCE, |_| -> Result<()> {
                 let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
                 let mut buffer = vec![0; RANGE as usize];
                 loop {

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use clap::Args;
-use extant::{FileKind, Inode, WalkEntry};
+use extant::{FileKind, Inode, Mapping, MappingKind, WalkEntry};
 use extant_sync::threads::{self, Sender, ThreadError, TrySendError};
 use extant_sync::{Clock, SystemClock};
 use rustc_hash::FxHashMap;
@@ -28,9 +28,8 @@ use crate::exit::{Exit, Failure, Result};
 use crate::fault::io_exit;
 use crate::image::{Image, ImageArgs};
 use crate::interrupt;
-use crate::place::is_address;
 use crate::progress::Bar;
-use crate::restore::{Job, LARGE_BYTES, Large, Level, Shared, Worker};
+use crate::restore::{Job, LARGE_BYTES, Large, Level, PART_BYTES, Shared, Whole, Worker};
 use crate::text::escape;
 
 /// Files that wait for a thread; a directory stays open for each of them.
@@ -38,6 +37,20 @@ const QUEUE: usize = 256;
 
 /// Most threads: more only wait for each other in the kernel.
 const THREADS_MAX: usize = 8;
+
+/// Bytes of an image that is far away that one thread fetches at a time: a request, less the pages that it begins and
+/// ends in.
+const FETCH_BYTES: u64 = (4 << 20) - (64 << 10);
+
+/// Files of such an image that one thread makes together.
+const TOGETHER_MAX: usize = 128;
+
+/// Files that are collected and put in the order in which they lie, and their directories, which stay open meanwhile.
+const COLLECTED_MAX: usize = 2048;
+const COLLECTED_DIRS_MAX: usize = 256;
+
+/// Their directories stay open, so fewer of those jobs wait.
+const QUEUE_FAR: usize = 4;
 
 /// How often it is asked whether the bar is there.
 const SURVEY_STEP: Duration = Duration::from_millis(50);
@@ -83,6 +96,11 @@ struct Extractor<'a> {
     jobs: Sender<Job>,
     /// Where inodes with several names were put first: names below the destination.
     links: FxHashMap<u32, Vec<Vec<u8>>>,
+    /// Bytes that are fetched at a time; 0 for an image that is at hand.
+    far: u64,
+    /// Files that are not given to a thread yet, each with where it lies, and how many directories they are in.
+    collected: Vec<(u64, Whole)>,
+    collected_dirs: usize,
 }
 
 /// Runs the command.
@@ -97,16 +115,15 @@ pub(crate) fn run(args: &ExtractArgs) -> Result<Exit> {
     let shared = Shared::new(&image, args.force, privileged, bar.clone());
     let surveyed = AtomicBool::new(false);
     let surveyed = &surveyed;
-    let (sender, receiver) = threads::channel(QUEUE);
+    // What the threads fetch at the same time has to be kept until it is read.
+    let far = (image.fs.near_bytes() / THREADS_MAX as u64).min(FETCH_BYTES);
+    let (sender, receiver) = threads::channel(if far > 0 { QUEUE_FAR } else { QUEUE });
     let receiver = &receiver;
     let shared = &shared;
     let worker = threads::scope(|scope| {
         let mut threads = Vec::new();
         // Behind a server they wait for answers most of the time, and not for processors.
-        let count = match is_address(Path::new(&image.name)) {
-            true => THREADS_MAX,
-            false => threads::available().min(THREADS_MAX),
-        };
+        let count = if far > 0 { THREADS_MAX } else { threads::available().min(THREADS_MAX) };
         for number in 1..count {
             threads.push(scope.spawn(&format!("extract-{number}"), move || {
                 let mut worker = Worker::new(shared);
@@ -128,11 +145,15 @@ pub(crate) fn run(args: &ExtractArgs) -> Result<Exit> {
             worker: Worker::new(shared),
             jobs: sender,
             links: FxHashMap::default(),
+            far,
+            collected: Vec::new(),
+            collected_dirs: 0,
         };
         let result = match inode.is_dir() {
             true => extractor.tree(&args.dest),
             false => extractor.single(&inode, &args.dest),
         };
+        extractor.give_collected();
         let Extractor { mut worker, jobs, .. } = extractor;
         // The others end when the queue is empty.
         drop(jobs);
@@ -171,6 +192,43 @@ impl Extractor<'_> {
         }
     }
 
+    /// Keeps a file for later: what is fetched together should lie together.
+    fn collect(&mut self, file: Whole) {
+        let is_other = |(_, last): &(u64, Whole)| !Arc::ptr_eq(&last.level, &file.level);
+        self.collected_dirs += usize::from(self.collected.last().is_none_or(is_other));
+        let first = file.inode.map(0..1).next();
+        let place = match first {
+            Some(Ok(Mapping { kind: MappingKind::Mapped(start), .. })) => start.0,
+            // It lies in its inode, or nowhere, or whoever reads it says why not.
+            _ => 0,
+        };
+        self.collected.push((place, file));
+        if self.collected.len() >= COLLECTED_MAX || self.collected_dirs >= COLLECTED_DIRS_MAX {
+            self.give_collected();
+        }
+    }
+
+    /// Gives the threads what was collected, in the order in which it lies, in pieces that are worth a request.
+    fn give_collected(&mut self) {
+        self.collected_dirs = 0;
+        let mut all = std::mem::take(&mut self.collected);
+        all.sort_by_key(|(place, _)| *place);
+        let (mut piece, mut bytes) = (Vec::new(), 0u64);
+        for (_, file) in all {
+            let size = if file.inode.is_file() { file.inode.size() } else { 0 };
+            let is_full = bytes.saturating_add(size) > self.far || piece.len() >= TOGETHER_MAX;
+            if is_full && !piece.is_empty() {
+                self.give(Job::Files(std::mem::take(&mut piece)));
+                bytes = 0;
+            }
+            bytes = bytes.saturating_add(size);
+            piece.push(file);
+        }
+        if !piece.is_empty() {
+            self.give(Job::Files(piece));
+        }
+    }
+
     /// One file that is no directory.
     fn single(&mut self, inode: &Inode, dest: &Path) -> Result<()> {
         let own_name = self.image.path.rsplit(|byte| *byte == b'/').find(|name| !name.is_empty());
@@ -205,7 +263,8 @@ impl Extractor<'_> {
         let mut levels: Vec<Arc<Level>> = Vec::new();
         // A directory that could not be made: what is in it is passed over.
         let mut skipped: Option<usize> = None;
-        for item in walk {
+        // As it was built, as often as not: what has names beside each other lies together.
+        for item in walk.sorted(self.far > 0) {
             if self.worker.stops() {
                 // What comes after stays away; the caller says why.
                 break;
@@ -293,15 +352,26 @@ impl Extractor<'_> {
 
     /// A file with one name. Large ones are made in parts.
     fn file(&mut self, level: &Arc<Level>, name: &[u8], inode: &Inode, path: &[u8]) {
-        if !inode.is_file() || inode.size() < LARGE_BYTES {
+        let size = inode.size();
+        let large = if self.far > 0 { self.far } else { LARGE_BYTES };
+        if !inode.is_file() || size < large {
             let level = Arc::clone(level);
             let (name, path) = (name.to_vec(), path.to_vec());
-            self.give(Job::File { level, name, inode: inode.clone(), path });
+            let whole = Whole { level, name, inode: inode.clone(), path };
+            match self.far {
+                0 => self.give(Job::File(whole)),
+                _ => self.collect(whole),
+            }
             return;
         }
+        // Parts of one size: a short one at the end would cost a request as well.
+        let part_bytes = match self.far {
+            0 => PART_BYTES,
+            far => size.div_ceil(size.div_ceil(far)),
+        };
         match self.worker.large(level, name, inode, path) {
             Ok(file) => {
-                for part in file.parts() {
+                for part in file.parts(part_bytes) {
                     match part {
                         _ if self.worker.stops() => {
                             Large::give_up(&file);

@@ -108,7 +108,7 @@ pub(crate) fn run(args: &OverlayArgs) -> Result<Exit> {
     match &args.what {
         What::Create(args) => match is_address(&args.base) {
             true => {
-                let base = at(&args.base, args.format, false)?;
+                let base = at(&args.base, args.format, false, None)?;
                 overlay::make_elsewhere(&args.overlay, &base).map_err(failed(&args.overlay))?;
             }
             false => {
@@ -118,7 +118,10 @@ pub(crate) fn run(args: &OverlayArgs) -> Result<Exit> {
         What::Info(args) => info(args)?,
         What::Commit(args) => {
             // What can be written there is; the rest is refused by its name.
-            let over = args.over.as_deref().map(|over| at(over, None, !is_web_address(over)));
+            let over = args
+                .over
+                .as_deref()
+                .map(|over| at(over, None, !is_web_address(over), Some(&args.overlay)));
             let how = How {
                 backing_dirs: args.backing_dirs.clone(),
                 elsewhere: over.transpose()?,
@@ -129,11 +132,12 @@ pub(crate) fn run(args: &OverlayArgs) -> Result<Exit> {
             writeln!(std::io::stdout(), "{name}: {bytes} written to the image below it")?;
         }
         What::Rebase(RebaseArgs { to: args, over }) => {
-            let over = over.as_deref().map(|over| at(over, None, false)).transpose()?;
+            let over = over.as_deref().map(|over| at(over, None, false, Some(&args.overlay)));
+            let over = over.transpose()?;
             let how = How { elsewhere: over, ..args.how() };
             let moved = match is_address(&args.base) {
                 true => {
-                    let base = at(&args.base, args.format, false)?;
+                    let base = at(&args.base, args.format, false, None)?;
                     overlay::rebase_elsewhere(&args.overlay, &base, &how)
                 }
                 false => overlay::rebase(&args.overlay, &args.base, &how),
@@ -148,7 +152,12 @@ pub(crate) fn run(args: &OverlayArgs) -> Result<Exit> {
 }
 
 /// Opens the image at an address.
-fn at(address: &Path, format: Option<Format>, write: bool) -> Result<Elsewhere> {
+fn at(
+    address: &Path,
+    format: Option<Format>,
+    write: bool,
+    overlay: Option<&Path>,
+) -> Result<Elsewhere> {
     if !is_address(address) {
         let name = escape(address.as_os_str().as_encoded_bytes());
         return Err(Failure::usage(format!(
@@ -156,7 +165,7 @@ fn at(address: &Path, format: Option<Format>, write: bool) -> Result<Elsewhere> 
         )));
     }
     let source = SourceArgs { format, ..SourceArgs::default() };
-    source.elsewhere(address, write).map_err(|error| opening(error, address))
+    source.elsewhere(address, write, overlay).map_err(|error| opening(error, address))
 }
 
 impl CreateArgs {

@@ -98,7 +98,7 @@ fn write(image: &Image, start: &Inode, out: impl Write) -> Result<Failures> {
     } else {
         let walk = image.fs.walk(&image.path).map_err(|e| image.failure(&image.path, e))?;
         let skipped = image.path.len() + usize::from(!image.path.ends_with(b"/"));
-        for entry in walk.sorted(true) {
+        for entry in walk.sorted(true).contents(true) {
             let entry = entry.map_err(|e| image.failure(&e.path, e.error))?;
             let name = entry.path().get(skipped..).unwrap_or_default();
             writer.member(&image.name, entry.path(), name, entry.inode())?;

@@ -89,6 +89,17 @@ impl From<extant_rbd::RbdError> for Failure {
                 let hint = format!("ceph -s --id {id} asks the same cluster");
                 (Exit::Io, Some(hint))
             }
+            RbdError::Ceph { source, .. }
+                if matches!(
+                    source.kind(),
+                    std::io::ErrorKind::TimedOut
+                        | std::io::ErrorKind::StorageFull
+                        | std::io::ErrorKind::QuotaExceeded
+                ) =>
+            {
+                let hint = "ceph health detail says what the cluster waits for: a pool that is full takes no writes";
+                (Exit::Io, Some(hint.to_owned()))
+            }
             _ => (Exit::Io, None),
         };
         let mut failure = Failure::caused(exit, "", &error);

@@ -114,6 +114,10 @@ fn a_mount_behind_an_address_is_read_and_written_and_hears_of_its_loss() {
     assert!(cat.output.stdout.starts_with(&[9; 100_000]));
 }
 
+fn here(place: &Place) -> String {
+    place.0.path().canonicalize().unwrap().display().to_string()
+}
+
 #[test]
 fn changes_of_an_export_go_to_an_overlay_that_qemu_reads_and_into_it_by_a_commit() {
     let place = Place::with_image();
@@ -133,13 +137,15 @@ fn changes_of_an_export_go_to_an_overlay_that_qemu_reads_and_into_it_by_a_commit
     place.run(&["check", "--overlay", "o.qcow2", &served.address]).succeeds();
     assert!(fs::read(place.path("a.img")).unwrap() == before, "the base was written");
     // A file does not decide whom its readers ask.
+    // For readers in any directory.
+    let stored = served.address.replace("socket=", &format!("socket={}/", here(&place)));
     place
         .run(&["cat", "o.qcow2:/new"])
         .ends_with(7)
-        .complains(&["o.qcow2", &served.address, "because a file says so"])
+        .complains(&["o.qcow2", &stored, "because a file says so"])
         .hints("--overlay FILE ADDRESS");
     let info = place.run(&["overlay", "info", "--json", "o.qcow2"]).succeeds().json();
-    assert_eq!(info["base"], *served.address);
+    assert_eq!(info["base"], *stored);
     assert_eq!(info["base_version"], format!("{} bytes", before.len()));
     if let Some(converted) =
         tool("qemu-img", &["convert", "-O", "raw", "o.qcow2", "whole.img"], dir)
@@ -171,7 +177,18 @@ fn changes_of_an_export_go_to_an_overlay_that_qemu_reads_and_into_it_by_a_commit
     assert_eq!(place.run(&["cat", &served.at("/new")]).succeeds().out(), "hello\n");
     let info = place.run(&["overlay", "info", "--json", "o.qcow2"]).succeeds().json();
     assert_eq!(info["own_clusters"], 0);
-    assert_eq!(info["base"], *served.address);
+    assert_eq!(info["base"], *stored);
+    // One that has the address as it was given, as others make it, is known by it.
+    let plain =
+        ["create", "-u", "-f", "qcow2", "-F", "raw", "-b", &served.address, "q.qcow2", "64M"];
+    if let Some(made) = tool("qemu-img", &plain, dir) {
+        assert!(made.status.success(), "{}", text(&made));
+        let over = |command: &str, at: &str| place.run(&[command, "--overlay", "q.qcow2", at]);
+        assert_eq!(over("cat", &served.at("/new")).succeeds().out(), "hello\n");
+        over("rm", &served.at("/new")).succeeds();
+        let info = place.run(&["overlay", "info", "--json", "q.qcow2"]).succeeds().json();
+        assert_eq!(info["base"], *served.address);
+    }
     served.end();
     // An export that is only read, and one of another size.
     run_over_others(&place);
@@ -252,7 +269,13 @@ fn over_tls_an_image_is_read_and_changed_and_without_it_nothing_is_told() {
     // An overlay keeps the disk's name, and not how this side is known.
     place.run(&["rm", "--overlay", "o.qcow2", &of("/file")]).succeeds();
     let info = place.run(&["overlay", "info", "o.qcow2"]).succeeds().out();
-    assert!(info.contains(&served.address) && !info.contains("tls-"), "{info}");
+    let stored = served.address.replace("socket=", &format!("socket={}/", here(&place)));
+    assert!(info.contains(&stored) && !info.contains("tls-"), "{info}");
+    // The name of the socket leads there from another directory.
+    let known = format!("{stored}&tls-certificates={dir}:/new");
+    let o = place.path("o.qcow2").display().to_string();
+    let mut elsewhere = place.command(&["cat", "--overlay", &o, &known]);
+    assert_eq!(elsewhere.current_dir("/").output().unwrap().stdout, b"hello\n");
     place.run(&["cat", "--overlay", "o.qcow2", &of("/file")]).ends_with(9);
     assert_eq!(place.run(&["cat", &of("/file")]).succeeds().out(), "hello\n");
     served.end();

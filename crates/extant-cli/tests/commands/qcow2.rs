@@ -204,3 +204,40 @@ fn a_mount_over_an_overlay_leaves_the_base_and_keeps_what_was_synced_when_killed
         is_sound(dir, "p.qcow2");
     }
 }
+
+#[test]
+fn images_of_other_kinds_are_named_and_the_command_that_is_hinted_at_makes_them_readable() {
+    let place = Place::with_image();
+    let dir = place.0.path();
+    let kinds = [
+        ("vmdk", "", "a VMDK image"),
+        ("vmdk", "subformat=streamOptimized", "a VMDK image"),
+        ("vhdx", "", "a VHDX image"),
+        ("vpc", "", "a VHD image"),
+        ("vdi", "", "a VDI image"),
+        ("parallels", "", "a Parallels disk image"),
+    ];
+    for (number, (format, options, name)) in kinds.into_iter().enumerate() {
+        let file = format!("{number}.{format}");
+        let mut make = vec!["-f", "raw", "-O", format];
+        if !options.is_empty() {
+            make.extend(["-o", options]);
+        }
+        make.extend(["a.img", &file]);
+        if !convert(dir, &make) {
+            return;
+        }
+        for args in [&["ls", &file][..], &["check", &file], &["repair", "-n", &file]] {
+            place.run(args).ends_with(4).complains(&[name]);
+        }
+        let hint = place.run(&["ls", &file]).err();
+        let hint = hint.lines().find_map(|line| line.strip_prefix("hint: ")).unwrap();
+        let command = hint.split(" makes a disk").next().unwrap();
+        let words: Vec<&str> = command.split(' ').collect();
+        assert_eq!(words[..4], ["qemu-img", "convert", "-f", format], "{hint}");
+        let done = tool(words[0], &words[1..], dir).unwrap();
+        assert!(done.status.success(), "{command}: {}", text(&done));
+        assert_eq!(place.run(&["cat", "disk.raw:/file"]).succeeds().out(), "hello\n", "{file}");
+        fs::remove_file(place.path("disk.raw")).unwrap();
+    }
+}

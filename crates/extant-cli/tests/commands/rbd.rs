@@ -280,6 +280,11 @@ impl Node {
     }
 
     fn start() -> Result<Node, String> {
+        Node::start_with("none")
+    }
+
+    /// Starts a cluster in which everybody has to log in by the protocol `auth`.
+    fn start_with(auth: &str) -> Result<Node, String> {
         for program in ["ceph-mon", "ceph-osd", "ceph-mgr", "ceph", "rbd"] {
             let found = Command::new(program).arg("--version").output();
             found.map_err(|_| {
@@ -287,7 +292,8 @@ impl Node {
             })?;
         }
         let node = Node { dir: tempfile::tempdir().map_err(|error| error.to_string())? };
-        let done = Command::new(Node::script()).arg("start").arg(node.dir.path()).output().unwrap();
+        let mut script = Command::new(Node::script());
+        let done = script.arg("start").arg(node.dir.path()).env("AUTH", auth).output().unwrap();
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
         Ok(node)
     }
@@ -398,6 +404,96 @@ fn in_a_real_cluster_everything_is_as_over_the_stand_ins() {
     assert!(error.contains("ends at byte 1048576"), "{error}");
     node.ceph(&["rbd", "resize", "--no-progress", "-s", "100M", "rbd/image"]);
     assert_eq!(device.extend(0).unwrap(), 100 << 20);
+}
+
+#[test]
+#[ignore = "starts a cluster: half a minute"]
+fn in_a_real_cluster_a_user_has_what_the_keyring_gives() {
+    let node = require!(Node::start_with("cephx"));
+    let place = Place::with_image();
+    // The administrator, by the keyring that the configuration names.
+    node.import(&place.path("a.img"), "image");
+    let address = node.address("image");
+    place.run(&["cp", "source/file", &format!("{address}:/new")]).succeeds();
+    // A user who may only read, by a keyring of his own.
+    let ring = place.path("reader.keyring");
+    let may = ["mon", "profile rbd", "osd", "profile rbd-read-only"];
+    let key = node.ceph(&[&["ceph", "auth", "get-or-create", "client.reader"], &may[..]].concat());
+    fs::write(&ring, &key).unwrap();
+    let by = |id: &str, ring: &Path| format!("{address}:id={id}:keyring={}", ring.display());
+    let reader = by("reader", &ring);
+    assert_eq!(place.run(&["cat", &format!("{reader}:/new")]).succeeds().out(), "hello\n");
+    place.run(&["check", &reader]).succeeds();
+    let refused = place.run(&["rm", &format!("{reader}:/new")]).ends_with(8);
+    refused.complains(&["Operation not permitted"]);
+    // Another key, no key, and no file of keys.
+    let wrong = place.path("wrong.keyring");
+    fs::write(&wrong, "[client.reader]\n\tkey = AQBiZ1ZlAAAAABAAYWJjZGVmZ2hpamtsbW5vcA==\n")
+        .unwrap();
+    let nowhere = place.path("nowhere");
+    for (id, ring) in [("reader", &wrong), ("nobody", &ring), ("reader", &nowhere)] {
+        let ran = place.run(&["ls", &by(id, ring)]).ends_with(8);
+        ran.complains(&[&format!("client.{id}")]).hints("ceph -s --id");
+    }
+    // A key in the address is a password, which an overlay does not keep.
+    let secret = key.split("key = ").nth(1).unwrap().trim();
+    let with_key = format!("{address}:id=reader:key={secret}");
+    place.run(&["rm", "--overlay", "o.qcow2", &format!("{with_key}:/new")]).succeeds();
+    let overlay = fs::read(place.path("o.qcow2")).unwrap();
+    let holds = |word: &str| overlay.windows(word.len()).any(|part| part == word.as_bytes());
+    assert!(holds("id=reader") && !holds(secret), "the key is in the file");
+    node.clean("image", place.0.path());
+}
+
+#[test]
+#[ignore = "starts a cluster and waits for its time limits: two minutes"]
+fn in_a_real_cluster_a_full_pool_is_an_error_in_time_and_costs_nothing_that_was_synced() {
+    let node = require!(Node::start());
+    let Some(mounts) = mounts() else { return };
+    node.import(&mounts.path("a.img"), "image");
+    let address = node.address("image");
+    let quota = |bytes: &str| {
+        node.ceph(&["ceph", "osd", "pool", "set-quota", "rbd", "max_bytes", bytes]);
+        let is_full = bytes != "0";
+        until("the cluster says so", || {
+            node.ceph(&["ceph", "health", "detail"]).contains("POOL_FULL") == is_full
+        });
+    };
+    let args = ["mount", "--sandbox=off", "--log", "log", &address, "m"];
+    mounts.place.run(&args).succeeds();
+    synced(&mounts.inside("synced"), 3);
+    quota("1048576");
+    let clock = SystemClock;
+    let started = clock.monotonic();
+    let mut file = fs::File::create(mounts.inside("late")).unwrap();
+    file.write_all(&[7; 100_000]).unwrap();
+    file.sync_all().unwrap_err();
+    let took = clock.monotonic().saturating_sub(started);
+    println!("the sync was an error after {:.1} s", took.as_secs_f64());
+    assert!(took < Duration::from_secs(90), "{took:?}");
+    // A sync that failed once never succeeds after it, and nothing more is changed.
+    file.sync_all().unwrap_err();
+    let error = fs::write(mounts.inside("more"), "x").unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    assert_eq!(fs::read(mounts.inside("synced")).unwrap(), [3; 100_000]);
+    // What only reads goes on.
+    mounts.place.run(&["ls", &address]).succeeds();
+    drop(file);
+    quota("0");
+    let _ = mounts.place.run(&["umount", "--timeout", "90", "m"]);
+    let log = mounts.log();
+    assert!(log.contains("did not answer in time") && log.contains("the journal stopped"), "{log}");
+    let found = mounts.place.run(&["cat", &format!("{address}:/synced")]).succeeds();
+    assert_eq!(found.output.stdout, [3; 100_000]);
+    mounts.place.run(&["check", &address]).succeeds();
+    // Who opens it for changes while it is full learns of it in time, too, and what to look at.
+    quota("1048576");
+    let refused = mounts.place.run(&["mkdir", &format!("{address}:/x")]).ends_with(8);
+    refused.complains(&["timed out"]).hints("ceph health detail");
+    mounts.place.run(&["cat", &format!("{address}:/synced")]).succeeds();
+    quota("0");
+    mounts.place.run(&["mkdir", &format!("{address}:/x")]).succeeds();
+    node.clean("image", mounts.place.0.path());
 }
 
 #[test]

@@ -18,8 +18,9 @@ use support::{Place, Ran, text, tool};
 struct Web<'a> {
     dir: &'a Path,
     ends: AtomicBool,
-    /// Bytes of files that it sent.
+    /// Bytes of files that it sent, and in how many answers.
     sent: AtomicU64,
+    answers: AtomicU64,
     /// A byte of which it says that nobody may have it.
     broken: AtomicU64,
     /// A byte that it sends only when `goes_on`.
@@ -69,6 +70,7 @@ impl Web<'_> {
         file.read_exact_at(&mut bytes, from)?;
         let len = bytes.len();
         self.sent.fetch_add(len as u64, Ordering::Relaxed);
+        self.answers.fetch_add(1, Ordering::Relaxed);
         write!(
             out,
             "HTTP/1.1 206 Partial Content\r\nETag: \"{size}\"\r\nContent-Range: bytes {from}-{to}/{size}\r\nContent-Length: {len}\r\n{close}"
@@ -93,6 +95,7 @@ fn serve(
         dir,
         ends: AtomicBool::new(false),
         sent: AtomicU64::new(0),
+        answers: AtomicU64::new(0),
         broken: AtomicU64::new(u64::MAX),
         awaited: AtomicU64::new(u64::MAX),
         is_awaited: AtomicBool::new(false),
@@ -157,6 +160,66 @@ fn an_image_behind_a_web_server_is_read_in_place_and_not_written() {
     });
     place.run(&["ls", "http://127.0.0.1:1/a.img"]).ends_with(8).complains(&["no answer"]);
     place.run(&["ls", "http://127.0.0.1"]).ends_with(2).complains(&["names no file"]);
+}
+
+/// Files of many directories, small and large, with holes, attributes, links and long targets.
+fn make_wide_tree(place: &Place) {
+    for number in 0..1200u32 {
+        let dir = place.path(&format!("tree/{}/{}", number % 12, number % 60));
+        std::fs::create_dir_all(&dir).unwrap();
+        let text = format!("file {number}\n").repeat(1 + number as usize * 7 % 900);
+        std::fs::write(dir.join(format!("f{number}")), text).unwrap();
+    }
+    let mut random = extant_base::Prng::new(5);
+    let large: Vec<u8> = (0..9 << 17).flat_map(|_| random.next_u64().to_le_bytes()).collect();
+    let file = File::create(place.path("tree/large")).unwrap();
+    file.write_all_at(&large, 0).unwrap();
+    file.write_all_at(&large[..100_000], 40 << 20).unwrap();
+    std::os::unix::fs::symlink("x".repeat(300), place.path("tree/link")).unwrap();
+    std::fs::hard_link(place.path("tree/3/3/f3"), place.path("tree/another")).unwrap();
+}
+
+#[test]
+fn a_tree_behind_a_web_server_comes_whole_in_few_requests() {
+    let place = Place::new();
+    make_wide_tree(&place);
+    place.run(&["build", "a.img", "--from", "tree", "--size", "64M", "-q"]).succeeds();
+    let convert = ["convert", "-O", "qcow2", "a.img", "q.qcow2"];
+    let has_qcow2 = tool("qemu-img", &convert, place.0.path()).is_some();
+    let list = |dir: &str| {
+        let files =
+            "find . -type f | sort | xargs md5sum; find . ! -type d -printf '%p %s %l\\n' | sort";
+        let args = ["-c", &format!("cd {dir} && {files}")];
+        text(&tool("sh", &args, place.0.path()).unwrap())
+    };
+    let wanted = list("tree");
+    let tar = place.run(&["tar", "a.img"]).succeeds().output.stdout;
+    with_web(place.0.path(), |web, address| {
+        // 64 MiB in requests of up to 4 MiB are 16; what leads to them is read a few levels at a time.
+        let few = |what: &str, most: u64| {
+            let answers = web.answers.swap(0, Ordering::Relaxed);
+            println!("{what}: {answers} requests");
+            assert!(answers <= most, "{what}: {answers} requests");
+        };
+        place.run(&["extract", &format!("{address}/a.img"), "out"]).succeeds();
+        few("extract", 40);
+        assert!(list("out") == wanted);
+        assert!(place.run(&["tar", &format!("{address}/a.img")]).succeeds().output.stdout == tar);
+        few("tar", 40);
+        if has_qcow2 {
+            place.run(&["extract", &format!("{address}/q.qcow2"), "out2"]).succeeds();
+            assert!(list("out2") == wanted);
+            few("extract from qcow2", 60);
+        }
+        place.run(&["overlay", "create", "o.qcow2", "--base", &format!("{address}/a.img")]);
+        let over = format!("{address}/a.img");
+        place.run(&["rm", "--overlay", "o.qcow2", &format!("{over}:/another")]).succeeds();
+        few("rm", 40);
+        place.run(&["extract", "--overlay", "o.qcow2", &over, "out3"]).succeeds();
+        few("extract from an overlay", 60);
+        std::fs::remove_file(place.path("tree/another")).unwrap();
+        assert!(list("out3") == list("tree"));
+    });
 }
 
 #[test]
@@ -526,6 +589,17 @@ fn an_overlay_does_not_hold_passwords_of_its_base() {
         let address = web.replace("http://", "http://me:secret@") + "/a.img";
         place.run(&["mkdir", "--overlay", "o.qcow2", &format!("{address}:/made")]).succeeds();
         place.run(&["stat", "--overlay", "o.qcow2", &format!("{address}:/made")]).succeeds();
+        // Nor what gives access behind `?`; another signature of the same file will do.
+        for signature in ["secret", "other-secret"] {
+            let signed = format!("{web}/a.img?signature={signature}:/made");
+            place.run(&["stat", "--overlay", "o.qcow2", &signed]).succeeds();
+            let signed = format!("{web}/a.img?signature={signature}:/{signature}");
+            place.run(&["mkdir", "--overlay", "o2.qcow2", &signed]).succeeds();
+        }
+        let info = place.run(&["overlay", "info", "o2.qcow2"]).succeeds().out();
+        assert!(info.contains(&format!("over: {web}/a.img (raw)")), "{info}");
+        let header = std::fs::read(place.path("o2.qcow2")).unwrap()[..65536].to_vec();
+        assert!(!header.windows(6).any(|six| six == b"secret"), "the signature is in the file");
         let bytes = std::fs::read(place.path("o.qcow2")).unwrap();
         assert!(!bytes.windows(6).any(|six| six == b"secret"), "the password is in the file");
     });

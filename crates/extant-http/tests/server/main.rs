@@ -25,6 +25,10 @@ enum Wrong {
     CutAfter(usize),
     /// The connection ends at once.
     Silent,
+    /// Nothing comes, and the connection stays.
+    Stalls,
+    /// The body stops in the middle, and the connection stays.
+    StallsAfter(usize),
     /// The whole file.
     Whole,
     /// Another range than was asked for.
@@ -93,6 +97,12 @@ impl Site {
         }
     }
 
+    fn until_the_end(&self) {
+        while !self.ends.load(Ordering::Acquire) {
+            SystemClock.sleep(Duration::from_millis(10));
+        }
+    }
+
     fn answer(&self, stream: TcpStream) -> std::io::Result<()> {
         let mut lines = BufReader::new(stream.try_clone()?).lines();
         let mut out = stream;
@@ -113,6 +123,10 @@ impl Site {
         let wrong = self.wrong.lock().pop_front();
         match wrong {
             Some(Wrong::Silent) => return Ok(()),
+            Some(Wrong::Stalls) => {
+                self.until_the_end();
+                return Ok(());
+            }
             Some(Wrong::Garbage) => return out.write_all(b"EXT4 rules\r\n\r\n"),
             Some(Wrong::RedirectTo(place)) => {
                 return write!(
@@ -188,6 +202,11 @@ impl Site {
         write!(out, "HTTP/1.1 206 Partial Content\r\n{head}Connection: close\r\n\r\n")?;
         match wrong {
             Some(Wrong::CutAfter(bytes)) => out.write_all(&self.body[from..to][..bytes]),
+            Some(Wrong::StallsAfter(bytes)) => {
+                out.write_all(&self.body[from..to][..bytes])?;
+                self.until_the_end();
+                Ok(())
+            }
             Some(Wrong::Endless) => {
                 out.write_all(&self.body[from..to])?;
                 // Until the client has had enough.
@@ -330,6 +349,81 @@ fn the_reads_of_a_batch_are_fetched_side_by_side() {
 }
 
 #[test]
+fn what_is_brought_near_comes_in_few_requests_side_by_side_and_is_read_without_any() {
+    let site = Site::new(300 * PAGE + 5);
+    site.serve(|url| {
+        let device = open(url).unwrap();
+        assert!(device.near_bytes() >= 32 << 20);
+        site.take_asked();
+        *site.under_way.lock() = 0;
+        // One that waits for the others would fail.
+        site.together.store(4, Ordering::Release);
+        let pages = |from: usize, to: usize| (from * PAGE) as u64..(to * PAGE) as u64;
+        let brought = [
+            pages(298, 310),
+            pages(10, 12),
+            pages(11, 13),
+            // As near as to be one request with those before.
+            pages(15, 16),
+            // Longer than one request may be.
+            pages(100, 170),
+            // The device ends before.
+            pages(400, 500),
+            7..7,
+        ];
+        device.bring_near(&brought);
+        let mut asked = site.take_asked();
+        asked.sort_unstable();
+        let end = site.body.len();
+        let wanted = [(10, 16), (100, 164), (164, 170)].map(|(a, b)| (a * PAGE, b * PAGE));
+        assert_eq!(asked, [&wanted[..], &[(298 * PAGE, end)]].concat());
+        for (offset, len) in [(10, 6), (100, 70), (298, 2)].map(|(a, b)| (a * PAGE, b * PAGE)) {
+            assert!(read(&device, offset, len).unwrap() == site.body[offset..offset + len]);
+        }
+        assert!(read(&device, end - 3, 3).unwrap() == site.body[end - 3..]);
+        device.bring_near(&brought);
+        assert_eq!(site.take_asked(), []);
+        // Who goes on behind what was brought does not count as a reader who gets more at once.
+        site.together.store(1, Ordering::Release);
+        read(&device, 170 * PAGE, 1).unwrap();
+        assert_eq!(site.take_asked(), [(170 * PAGE, 171 * PAGE)]);
+        // What goes wrong is left to the read: it has its own attempts.
+        site.fails(&[Wrong::Status(404)]);
+        device.bring_near(&[pages(200, 201)]);
+        assert!(read(&device, 200 * PAGE, 9).unwrap() == site.body[200 * PAGE..][..9]);
+    });
+}
+
+#[test]
+fn no_more_is_brought_near_than_is_kept() {
+    let site = Site::new(1024 * PAGE);
+    site.serve(|url| {
+        let mut settings = settings();
+        settings.cache_bytes = 16 << 20;
+        let device = HttpDevice::open(&Address::parse(url).unwrap(), &settings).unwrap();
+        assert_eq!(device.near_bytes(), 12 << 20);
+        site.take_asked();
+        device.bring_near(std::slice::from_ref(&(0..64 << 20)));
+        let asked = site.take_asked();
+        let bytes: usize = asked.iter().map(|(from, to)| to - from).sum();
+        assert_eq!(bytes, 12 << 20);
+        // All of it is there still, in the order in which it is read.
+        let all = asked.iter().map(|(from, _)| *from).min().unwrap();
+        for at in (all..all + (12 << 20)).step_by(1 << 20) {
+            assert!(read(&device, at, 1 << 20).unwrap() == site.body[at..at + (1 << 20)]);
+        }
+        assert_eq!(site.take_asked(), []);
+        // With little room, nothing would be there when it is read.
+        settings.cache_bytes = 2 << 20;
+        let device = HttpDevice::open(&Address::parse(url).unwrap(), &settings).unwrap();
+        site.take_asked();
+        assert_eq!(device.near_bytes(), 0);
+        device.bring_near(std::slice::from_ref(&(0..64 << 20)));
+        assert_eq!(site.take_asked(), []);
+    });
+}
+
+#[test]
 fn two_threads_that_need_one_page_ask_once() {
     let site = Site::new(8 * PAGE);
     site.serve(|url| {
@@ -369,6 +463,29 @@ fn what_can_pass_is_tried_again_and_no_more_often_than_was_said() {
             assert!(site.wrong.lock().is_empty());
             assert!(read(&device, 3 * PAGE, 9).unwrap() == site.body[3 * PAGE..3 * PAGE + 9]);
         }
+    });
+}
+
+#[test]
+fn a_server_that_stalls_is_an_error_in_bounded_time_and_the_next_read_tries_again() {
+    let site = Site::new(4 * PAGE);
+    site.serve(|url| {
+        let mut settings = settings();
+        settings.attempts = 2;
+        settings.timeout = Duration::from_millis(400);
+        let device = HttpDevice::open(&Address::parse(url).unwrap(), &settings).unwrap();
+        for stalls in [[Wrong::Stalls; 2], [Wrong::StallsAfter(1000); 2]] {
+            let start = SystemClock.monotonic();
+            site.fails(&stalls);
+            let error = read(&device, 2 * PAGE, 10).unwrap_err();
+            let took = SystemClock.monotonic() - start;
+            assert!(took < Duration::from_secs(10), "{took:?}");
+            assert!(chain(&error).contains("no answer"), "{}", chain(&error));
+            // What was brought near from a server that stalls is left to the read.
+            site.fails(&stalls);
+            device.bring_near(std::slice::from_ref(&(2 * PAGE as u64..3 * PAGE as u64)));
+        }
+        assert!(read(&device, 2 * PAGE, 10).unwrap() == site.body[2 * PAGE..][..10]);
     });
 }
 

@@ -1,15 +1,21 @@
 //! Walks over all files below a directory.
 
+use std::collections::VecDeque;
 use std::fmt;
+use std::ops::Range;
 
 use rustc_hash::FxHashSet;
 
 use crate::dir::{DirEntry, ReadDir};
 use crate::error::{Fault, FsError, Result};
 use crate::inode::Inode;
+use crate::near::Scout;
 
 /// Deepest level that a walk enters. A single path on Linux can name about half as many levels.
 pub const DEPTH_MAX: usize = 4096;
+
+/// Files that a walk is ahead of its caller at most.
+const AHEAD_MAX: usize = 512;
 
 /// A file met on a walk.
 #[derive(Clone, Debug)]
@@ -71,7 +77,7 @@ impl std::error::Error for WalkError {
 ///
 /// Each directory is entered at most once, even in a damaged image, and none deeper than
 /// [`DEPTH_MAX`]; a directory met again or too deep is an error item. Memory: one bit per
-/// directory, a few hundred bytes per level, one directory block at a time, or with
+/// directory, and four bytes for some of those ahead in an image behind a server, a few hundred bytes per level, one directory block at a time, or with
 /// [`sorted`](Self::sorted) the names of the directories on the current path.
 #[derive(Debug)]
 pub struct Walk {
@@ -83,6 +89,11 @@ pub struct Walk {
     entered: FxHashSet<u32>,
     sorted: bool,
     depth_max: usize,
+    /// Goes ahead in images that are far away.
+    scout: Option<Scout>,
+    /// Whether contents are fetched ahead, too, and the items whose contents are here.
+    contents: bool,
+    fetched: VecDeque<Result<WalkEntry, WalkError>>,
 }
 
 #[derive(Debug)]
@@ -101,6 +112,9 @@ enum Entries {
 impl Walk {
     pub(super) fn new(path: &[u8], start: Inode) -> Walk {
         Walk {
+            scout: Scout::of(start.fs()),
+            contents: false,
+            fetched: VecDeque::new(),
             start: Some(start),
             failed: None,
             path: path.to_vec(),
@@ -124,6 +138,39 @@ impl Walk {
         self
     }
 
+    /// Sets whether the contents of files are read as they are met. In an image behind a server, the walk then goes
+    /// ahead by a few hundred files, and fetches what they consist of together.
+    pub fn contents(mut self, contents: bool) -> Walk {
+        self.contents = contents && self.scout.is_some();
+        self
+    }
+
+    /// Goes ahead, and fetches contents.
+    fn fetch(&mut self) {
+        let mut parts: Vec<(Inode, Range<u64>)> = Vec::new();
+        let mut left = 0;
+        while self.fetched.len() < AHEAD_MAX
+            && let Some(item) = self.step()
+        {
+            let inode = item.as_ref().ok().map(|entry| entry.inode.clone());
+            self.fetched.push_back(item);
+            let Some(inode) = inode else { continue };
+            if parts.is_empty() {
+                left = inode.fs().near_bytes() / 2;
+            }
+            let size = if inode.is_dir() { 0 } else { inode.size() };
+            let fits = size.min(left);
+            parts.push((inode, 0..fits));
+            if fits < size {
+                break;
+            }
+            left -= fits;
+        }
+        if let Some((inode, _)) = parts.first() {
+            inode.fs().bring_near(&parts);
+        }
+    }
+
     /// Prepares to list `inode`, which the walk just reported at `depth`.
     fn enter(&mut self, inode: &Inode, depth: usize) -> Result<()> {
         if !inode.is_dir() || depth >= self.depth_max {
@@ -135,6 +182,9 @@ impl Walk {
         if !self.entered.insert(inode.ino().0) {
             let fault = Fault::Rule("it has a second name in the tree");
             return Err(FsError::corrupt("directory", inode.ino(), None, fault));
+        }
+        if let Some(scout) = &mut self.scout {
+            scout.enter(inode, self.depth_max.min(DEPTH_MAX) - depth);
         }
         // The parent keeps its position but not its buffer, so that a deep tree needs one buffer
         // only.
@@ -176,6 +226,18 @@ impl Iterator for Walk {
     type Item = Result<WalkEntry, WalkError>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        if !self.contents {
+            return self.step();
+        }
+        if self.fetched.is_empty() {
+            self.fetch();
+        }
+        self.fetched.pop_front()
+    }
+}
+
+impl Walk {
+    fn step(&mut self) -> Option<Result<WalkEntry, WalkError>> {
         if let Some(start) = self.start.take() {
             return Some(Ok(self.report(start)));
         }
