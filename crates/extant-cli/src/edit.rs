@@ -230,6 +230,12 @@ impl Tally {
         self.broken |= matches!(failure.exit, Exit::Io | Exit::BrokenPipe);
     }
 
+    /// Names a mount that did not end as it should. The first failure has the exit code if what was done may be gone.
+    pub(crate) fn unended(&mut self, unended: &Unended) {
+        self.failed(&unended.failure);
+        self.broken |= unended.stopped || unended.failure.exit == Exit::Image;
+    }
+
     /// Counts a failure that says nothing about the paths after it, even if reading failed.
     pub(crate) fn failed_alone(&mut self, failure: &Failure) {
         let broken = self.broken;
@@ -346,10 +352,8 @@ impl Session<'_> {
     /// Ends a writable mount. If that fails, the first failure has the exit code all the same.
     fn close(self) {
         let Session { fs, name, tally } = self;
-        if let Err(failure) = close(fs, &name) {
-            tally.failed(&failure);
-            // The journal stopped for it, and nobody knows what is stored of what was done.
-            tally.broken |= failure.exit == Exit::Image;
+        if let Err(unended) = close(fs, &name) {
+            tally.unended(&unended);
         }
     }
 
@@ -497,14 +501,35 @@ pub(crate) fn edit_one(
     Ok(tally.exit())
 }
 
+/// A writable mount that did not end as it should.
+#[derive(Debug)]
+pub(crate) struct Unended {
+    failure: Failure,
+    /// The journal stopped for it, and nobody knows what is stored of what was done.
+    stopped: bool,
+}
+
+impl From<Unended> for Failure {
+    fn from(unended: Unended) -> Failure {
+        unended.failure
+    }
+}
+
 /// Ends a writable mount.
-pub(crate) fn close(fs: Fs, name: &str) -> Result<()> {
+pub(crate) fn close(fs: Fs, name: &str) -> Result<(), Unended> {
+    let seen = fs.clone();
     fs.unmount().map_err(|error| {
+        let stopped = seen.stopped_because().is_some();
         let hint = match &error {
-            FsError::DeviceFull(_) => "make room there and try again; what fitted is stored",
+            FsError::DeviceFull(_) if !stopped => {
+                "make room there and try again; what fitted is stored"
+            }
+            FsError::DeviceFull(_) => {
+                "make room there and try again; changes may be lost, each as a whole"
+            }
             _ => "changes may be lost, each as a whole; the next use replays the journal",
         };
-        Failure::from(error).about(name).hint(hint)
+        Unended { failure: Failure::from(error).about(name).hint(hint), stopped }
     })
 }
 
@@ -586,6 +611,8 @@ pub(crate) fn join(dir: &[u8], name: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use extant_block::{FaultDevice, FaultPlan, OperationKind};
+
     use super::*;
 
     #[test]
@@ -602,6 +629,44 @@ mod tests {
         }
         assert_eq!(join(b"/", b"x"), b"/x");
         assert_eq!(join(b"/a", b"x"), b"/a/x");
+    }
+
+    #[test]
+    fn what_a_full_disk_kept_from_the_log_is_no_partial_success() {
+        let dir = extant_testkit::tempdir().unwrap();
+        let path = dir.path().join("a.img");
+        extant_testkit::require!(extant_testkit::oracle::mke2fs(&path, "8M", &["-text4"]));
+        let device = Arc::new(extant_testkit::image::load(&path));
+        // ENOSPC of every write from some point on: one write later each time.
+        let (mut stopped, mut kept) = (0, 0);
+        for first in 0..40 {
+            let plan = FaultPlan {
+                exactly: vec![(OperationKind::Write, first, u64::MAX - first)],
+                errno: 28,
+                ..FaultPlan::default()
+            };
+            let fault = Arc::new(FaultDevice::new(Arc::new(device.snapshot()), plan));
+            let options = MountOptions::new().read_only(false).background(false);
+            let Ok(fs) = options.open_shared(Arc::clone(&fault) as SharedDevice) else { continue };
+            let made = fs.root().and_then(|root| root.mkdir("made", &NewInode::root(0o755)));
+            if made.is_err() {
+                continue;
+            }
+            let mut tally = Tally::default();
+            tally.done();
+            let Err(unended) = close(fs, "a.img") else { break };
+            tally.unended(&unended);
+            if unended.stopped {
+                stopped += 1;
+                assert_eq!(tally.exit(), Exit::NoSpace, "write {first}");
+                let hint = format!("{:?}", unended.failure);
+                assert!(hint.contains("changes may be lost"), "write {first}: {hint}");
+            } else {
+                kept += 1;
+                assert_eq!(tally.exit(), Exit::Partial, "write {first}");
+            }
+        }
+        assert!(stopped > 0, "{stopped} {kept}");
     }
 
     #[test]

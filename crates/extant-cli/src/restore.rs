@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use extant::{FileKind, Inode};
+use extant::{FileKind, Inode, Xattr};
 use extant_sync::{Condvar, Mutex, Rank};
 use rustix::fs::{self, AtFlags, Mode};
 use rustix::io::Errno;
@@ -465,8 +465,8 @@ impl<'a> Worker<'a> {
         self.leave(level);
     }
 
-    /// Owner, extended attributes, mode and times, in the order in which none undoes another: a
-    /// change of owner drops capabilities, and both change the mode.
+    /// Owner, extended attributes, mode and times, in the order in which none undoes another or keeps it from being
+    /// set: a change of owner drops capabilities, and both change the mode.
     fn attributes(&mut self, made: &Made<'_>, inode: &Inode) -> Result<(), Trouble> {
         let about = About::in_image(0, &inode.metadata());
         if self.shared.privileged {
@@ -474,8 +474,23 @@ impl<'a> Worker<'a> {
         } else {
             self.omitted.owner(&about);
         }
+        let xattrs = inode.xattrs();
+        if let Ok(xattrs) = &xattrs {
+            self.xattrs(made, inode, xattrs.iter().filter(|xattr| host::wants_write(&xattr.name)));
+        }
         made.set_mode(host::allowed_mode(about.permissions, self.shared.privileged))?;
-        for xattr in inode.xattrs()? {
+        let xattrs = xattrs?;
+        self.xattrs(made, inode, xattrs.iter().filter(|xattr| !host::wants_write(&xattr.name)));
+        made.set_times(&about)
+    }
+
+    fn xattrs<'x>(
+        &mut self,
+        made: &Made<'_>,
+        inode: &Inode,
+        xattrs: impl Iterator<Item = &'x Xattr>,
+    ) {
+        for xattr in xattrs {
             if !host::is_open_to_all(&xattr.name) && !self.shared.privileged {
                 self.omitted.xattrs += 1;
                 continue;
@@ -490,7 +505,6 @@ impl<'a> Worker<'a> {
                 self.failures.report(&Failure::caused(io_exit(&error), &what, &error));
             }
         }
-        made.set_times(&about)
     }
 }
 

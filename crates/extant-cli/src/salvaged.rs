@@ -102,8 +102,13 @@ impl<'a> Salvaged<'a> {
         } else {
             self.omitted.owner(&about);
         }
-        note(made.set_mode(host::allowed_mode(about.permissions, self.privileged)));
-        for xattr in xattrs {
+        let (before, after): (Vec<&Xattr>, Vec<&Xattr>) =
+            xattrs.iter().partition(|xattr| host::wants_write(&xattr.name));
+        for xattr in before.into_iter().map(Some).chain([None]).chain(after.into_iter().map(Some)) {
+            let Some(xattr) = xattr else {
+                note(made.set_mode(host::allowed_mode(about.permissions, self.privileged)));
+                continue;
+            };
             if !host::is_open_to_all(&xattr.name) && !self.privileged {
                 self.omitted.xattrs += 1;
                 continue;

@@ -1,11 +1,13 @@
-//! Group descriptors: from backups, and other places for what lies where it cannot.
+//! Group descriptors: from backups, or as mke2fs places things, and other places for what lies where it cannot.
 
 use std::collections::BTreeSet;
 
-use extant_base::{FsBlock, GroupIndex};
+use extant_base::{FsBlock, GroupIndex, sabotage};
+use extant_block::BlockDevice;
 use extant_check::Problem;
 use extant_format::features::Incompat;
 use extant_format::group::{GroupChecksum, GroupDescriptor, GroupError, GroupFlags};
+use extant_layout::{Geometry, mke2fs_geometry, table_score};
 
 use crate::error::{Fixed, Trouble};
 use crate::state::State;
@@ -57,9 +59,16 @@ fn misplaced(problem: &Problem) -> Option<u32> {
     }
 }
 
-/// Gives the groups that these problems are about the places that their backups name. Returns whether that
-/// changed any: then nothing else is to be moved before everything was examined again. What is free was
-/// found out by the wrong places, and what overlaps too.
+/// A descriptor with other places than a group has now.
+struct Better {
+    descriptor: GroupDescriptor,
+    /// It was a backup; else nothing but the superblock and what lies there speaks for it.
+    is_backup: bool,
+}
+
+/// Gives the groups that these problems are about the places that their backups name, or else those where mke2fs would
+/// have put things and an inode table is. Returns whether that changed any: then nothing else is to be moved before
+/// everything was examined again. What is free was found out by the wrong places, and what overlaps too.
 pub(crate) fn renew(state: &mut State, problems: &[Problem]) -> Fixed<bool> {
     let named: BTreeSet<u32> = problems.iter().filter_map(misplaced).collect();
     let is_impossible =
@@ -71,25 +80,93 @@ pub(crate) fn renew(state: &mut State, problems: &[Problem]) -> Fixed<bool> {
         true => Box::new(0..state.sb.group_count),
         false => Box::new(named.into_iter()),
     };
+    let geometry = mke2fs_geometry(&state.sb);
     let mut any = false;
     for group in groups {
         // One that cannot be read is named when it is its turn.
         let Ok(descriptor) = state.group(group) else { continue };
-        let Some(backup) = from_backup(state, group)? else { continue };
-        let pieces = [Piece::BlockBitmap, Piece::InodeBitmap, Piece::Table];
-        if pieces.iter().all(|piece| piece.get(&backup) == piece.get(&descriptor)) {
+        let Some(better) = better(state, group, geometry.as_ref())? else { continue };
+        if has_places_of(&better.descriptor, &descriptor) {
             continue;
         }
-        fix_checksum(state, group)?;
+        move_to(state, group, Some(better))?;
         any = true;
     }
     Ok(any)
 }
 
+/// Has the group with the journal's inode read as by a better descriptor, if there is one: what waits in the log may be
+/// what sets the descriptor right. Nothing is written.
+pub(crate) fn renew_for_journal(state: &mut State) -> Fixed {
+    let group = state.sb.journal_inode.0.saturating_sub(1) / state.sb.inodes_per_group.max(1);
+    let Ok(descriptor) = state.group(group) else { return Ok(()) };
+    let geometry = mke2fs_geometry(&state.sb);
+    let Some(better) = better(state, group, geometry.as_ref())? else { return Ok(()) };
+    let own = score(state, group, descriptor.inode_table.0);
+    let is_better = score(state, group, better.descriptor.inode_table.0) > own;
+    if is_better && let Some(slot) = state.groups.get_mut(group as usize) {
+        *slot = better.descriptor;
+    }
+    Ok(())
+}
+
+fn has_places_of(one: &GroupDescriptor, other: &GroupDescriptor) -> bool {
+    let pieces = [Piece::BlockBitmap, Piece::InodeBitmap, Piece::Table];
+    pieces.iter().all(|piece| piece.get(one) == piece.get(other))
+}
+
+fn better(state: &State, group: u32, geometry: Option<&Geometry>) -> Fixed<Option<Better>> {
+    if let Some(descriptor) = from_backup(state, group)? {
+        return Ok(Some(Better { descriptor, is_backup: true }));
+    }
+    Ok(computed(state, group, geometry)?.map(|descriptor| Better { descriptor, is_backup: false }))
+}
+
+/// Returns the descriptor of a group with the places that mke2fs gives it, if there is an inode table rather than
+/// where the group has it now.
+fn computed(
+    state: &State,
+    group: u32,
+    geometry: Option<&Geometry>,
+) -> Fixed<Option<GroupDescriptor>> {
+    let Some(geometry) = geometry.filter(|geometry| group < geometry.group_count) else {
+        return Ok(None);
+    };
+    let own = state.group(group)?;
+    let places = geometry.group(GroupIndex(group));
+    let table = places.inode_table;
+    if !state.in_range(table.start, table.end.saturating_sub(table.start))
+        || sabotage("repair.descriptors.not-computed")
+    {
+        return Ok(None);
+    }
+    // Zeros only are a table that was never written; the one of zeros that would be made else is no better.
+    let found = score(state, group, table.start);
+    if found < 0 || found <= score(state, group, own.inode_table.0) {
+        return Ok(None);
+    }
+    let mut descriptor = own;
+    descriptor.block_bitmap = FsBlock(places.block_bitmap);
+    descriptor.inode_bitmap = FsBlock(places.inode_bitmap);
+    descriptor.inode_table = FsBlock(table.start);
+    Ok(can_be(state, group, &descriptor).then_some(descriptor))
+}
+
+/// How much the blocks from `start` on look like the inode table of a group; least for those that it cannot have.
+fn score(state: &State, group: u32, start: u64) -> i64 {
+    let len = u64::from(state.sb.inode_table_blocks());
+    if !state.in_range(start, len) {
+        return i64::MIN;
+    }
+    table_score(&state.sb, GroupIndex(group), start, &mut |block, bytes| {
+        state.draft.read_at(block.saturating_mul(bytes.len() as u64), bytes).is_ok()
+    })
+}
+
 /// Sets one descriptor right.
 pub(crate) fn fix(state: &mut State, problem: &Problem) -> Fixed {
     match problem {
-        Problem::Group(GroupError::Checksum { group, .. }) => fix_checksum(state, group.0),
+        Problem::Group(GroupError::Checksum { group, .. }) => move_to(state, group.0, None),
         Problem::Group(GroupError::OutOfRange { group, what, .. })
         | Problem::OutsideGroup { group, what, .. } => fix_place(state, group.0, what, false),
         Problem::MetadataOverlap { group, what, .. } => fix_place(state, group.0, what, true),
@@ -138,16 +215,18 @@ fn distrust(descriptor: &mut GroupDescriptor) {
     descriptor.itable_unused = 0;
 }
 
-fn fix_checksum(state: &mut State, group: u32) -> Fixed {
+/// Writes the descriptor anew, with better places if there are any.
+fn move_to(state: &mut State, group: u32, better: Option<Better>) -> Fixed {
     let mut descriptor = state.group(group)?;
-    if let Some(backup) = from_backup(state, group)? {
+    let is_believed = better.as_ref().is_none_or(|better| better.is_backup);
+    if let Some(better) = better {
         for piece in [Piece::BlockBitmap, Piece::InodeBitmap, Piece::Table] {
-            piece.set(&mut descriptor, piece.get(&backup));
+            piece.set(&mut descriptor, piece.get(&better.descriptor));
         }
     }
     // A table that was never written is one of zeros only where its flag may still be believed; e2fsck
     // reads all of it, too.
-    let was_uninit = descriptor.flags.contains(GroupFlags::INODE_UNINIT);
+    let was_uninit = descriptor.flags.contains(GroupFlags::INODE_UNINIT) && is_believed;
     distrust(&mut descriptor);
     if was_uninit && state.group_checksum != GroupChecksum::None {
         clear_unwritten_table(state, group, &descriptor)?;

@@ -65,7 +65,11 @@ pub(crate) fn replay(draft: &Arc<Draft>, state: &mut State) -> Fixed<Option<Repl
         Err(Trouble::Cannot(_)) if !needs => return Ok(None),
         Err(Trouble::Cannot(why)) => {
             done.trouble = Some(why);
-            reset_log(state)?;
+            match reset_log(state) {
+                // Without a place in a table there is no log to empty. It is made anew later.
+                Ok(()) | Err(Trouble::Cannot(_)) => {}
+                Err(trouble) => return Err(trouble),
+            }
         }
         Err(trouble) => return Err(trouble),
     }
@@ -82,13 +86,20 @@ pub(crate) fn replay(draft: &Arc<Draft>, state: &mut State) -> Fixed<Option<Repl
 
 /// The journal's inode, or the copy of its map in the superblock where that inode is none.
 fn journal_record(state: &State) -> Fixed<Record> {
-    let record = state.load(state.sb.journal_inode)?;
-    let is_file = record.kind() == Some(FileKind::Regular) && record.links() != 0;
-    if is_file && !state.read_map(&record)?.extents.is_empty() {
-        return Ok(record);
+    let ino = state.sb.journal_inode;
+    match state.load(ino) {
+        Ok(record) => {
+            let is_file = record.kind() == Some(FileKind::Regular) && record.links() != 0;
+            if is_file && !state.read_map(&record)?.extents.is_empty() {
+                return Ok(record);
+            }
+        }
+        // Its table has no place.
+        Err(Trouble::Cannot(_)) => {}
+        Err(trouble) => return Err(trouble),
     }
     let words = state.sb.journal_backup;
-    let mut copy = Record { ino: record.ino, bytes: vec![0; record.bytes.len()] };
+    let mut copy = Record { ino, bytes: vec![0; state.record_bytes()] };
     copy.put16(record::MODE, 0o100_600);
     copy.put16(record::LINKS, 1);
     let mut area = [0; 60];

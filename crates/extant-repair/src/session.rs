@@ -20,7 +20,7 @@ use crate::error::{Fixed, RepairError, Trouble};
 use crate::plan::Plan;
 use crate::space::Bits;
 use crate::state::State;
-use crate::{journal, supers};
+use crate::{descriptors, journal, supers};
 
 /// Rounds after which a repair gives up.
 const ROUNDS_MAX: u32 = 80;
@@ -185,8 +185,11 @@ impl Session<'_> {
     /// A state that is enough to find the journal.
     fn state_for_journal(&mut self, sb: &Superblock) -> Result<State, RepairError> {
         let mut pins = Some(Bits::default());
-        State::new(Arc::clone(&self.draft), sb.clone(), Examination::default(), &mut pins, self.now)
-            .map_err(give_up)
+        let exam = Examination::default();
+        let made = State::new(Arc::clone(&self.draft), sb.clone(), exam, &mut pins, self.now);
+        let mut state = made.map_err(give_up)?;
+        descriptors::renew_for_journal(&mut state).map_err(give_up)?;
+        Ok(state)
     }
 
     /// Repeats rounds until there is nothing left to do. Returns whether no problem is left then.

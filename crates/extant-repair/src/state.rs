@@ -260,7 +260,7 @@ impl State {
         Some((group.0, at, offset))
     }
 
-    fn record_bytes(&self) -> usize {
+    pub(crate) fn record_bytes(&self) -> usize {
         usize::from(self.sb.inode_size).max(128)
     }
 

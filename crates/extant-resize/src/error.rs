@@ -1,6 +1,7 @@
 //! The reasons why a file system does not get another size.
 
 use extant_change::ChangeError;
+use extant_check::CheckError;
 
 /// The reason why a file system does not get another size.
 ///
@@ -32,6 +33,16 @@ pub enum ResizeError {
 impl From<extant_block::DeviceError> for ResizeError {
     fn from(error: extant_block::DeviceError) -> ResizeError {
         ResizeError::Change(error.into())
+    }
+}
+
+impl From<CheckError> for ResizeError {
+    fn from(error: CheckError) -> ResizeError {
+        match error {
+            // Nothing is known to be wrong with what cannot be read now.
+            CheckError::Device(error) => ResizeError::from(error),
+            other => ResizeError::damaged(other.to_string()),
+        }
     }
 }
 

@@ -111,8 +111,7 @@ impl Survey {
             strict_totals: false,
             ..CheckOptions::default()
         };
-        let exam = examine(&*image.device, &options, &mut ReportAll)
-            .map_err(|error| ResizeError::damaged(error.to_string()))?;
+        let exam = examine(&*image.device, &options, &mut ReportAll)?;
         if let Some(problem) = exam.report.problems.first() {
             return Err(ResizeError::damaged(problem.to_string()));
         }

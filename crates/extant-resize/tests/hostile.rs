@@ -95,3 +95,35 @@ fn a_write_that_fails_is_told_and_loses_nothing() {
     }
     assert!(failures > 5, "{failures}");
 }
+
+/// Each read fails once: it is told as a failure of the device, never as damage that a repair would set right.
+#[test]
+fn a_read_that_fails_is_told_as_one() {
+    let dir = tempdir().unwrap();
+    let good = require!(made(dir.path(), LAYOUTS[2]));
+    let before = seen(&good);
+    let mut failures = 0;
+    for number in 0..400 {
+        let exactly = vec![(OperationKind::Read, number, 1)];
+        let plan = FaultPlan { exactly, ..FaultPlan::default() };
+        let device = Arc::new(good.snapshot());
+        let fault = Arc::new(FaultDevice::new(Arc::clone(&device), plan));
+        let result = resize(&(Arc::clone(&fault) as SharedDevice), Goal::Min);
+        if fault.failed() == 0 {
+            result.unwrap();
+            break;
+        }
+        failures += 1;
+        // What is asked for again, or can be done without, is no failure.
+        let Err(error) = result else {
+            let report = check(&*device, &CheckOptions::default()).unwrap();
+            assert!(report.is_clean(), "read {number}: {:?}", report.problems);
+            assert_eq!(seen(&device), before, "read {number}");
+            continue;
+        };
+        let text = error.to_string();
+        assert!(!text.contains("not in order"), "read {number}: {text}");
+        assert!(text.contains("read of"), "read {number}: {text}");
+    }
+    assert!(failures > 5, "{failures}");
+}

@@ -2,19 +2,12 @@
 
 use extant_base::GroupIndex;
 use extant_block::BlockDevice;
-use extant_format::features::{Feature, Incompat};
 use extant_format::group::{GroupChecksum, GroupDescriptor, GroupError, GroupFlags};
-use extant_format::inode::{FileKind, Inode, InodeLayout};
-use extant_format::record::Record;
 use extant_format::superblock::Superblock;
-use extant_layout::{Geometry, Heads};
+use extant_layout::{Heads, mke2fs_geometry, table_score};
 
 /// Backups of descriptors that are looked at.
 const BACKUPS: usize = 3;
-/// Most groups of a flex group whose places are computed.
-const FLEX_MAX: u32 = 1024;
-/// Blocks of a table that are looked at to tell whether it is one.
-const SAMPLE_BLOCKS: u64 = 4;
 
 /// The inode table of a group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -30,20 +23,12 @@ struct Finder<'a> {
     sb: &'a Superblock,
     heads: Heads,
     sums: GroupChecksum,
-    layout: InodeLayout,
     blocks: u64,
 }
 
 /// Finds the tables of the groups that begin before the device's end.
 pub(crate) fn find_tables(device: &dyn BlockDevice, sb: &Superblock, blocks: u64) -> Vec<Table> {
-    let finder = Finder {
-        device,
-        sb,
-        heads: Heads::of(sb),
-        sums: GroupChecksum::of(sb),
-        layout: InodeLayout::of(sb),
-        blocks,
-    };
+    let finder = Finder { device, sb, heads: Heads::of(sb), sums: GroupChecksum::of(sb), blocks };
     let per_group = u64::from(sb.blocks_per_group).max(1);
     let from_first = blocks.saturating_sub(u64::from(sb.first_data_block));
     let reached = u32::try_from(from_first.div_ceil(per_group)).unwrap_or(u32::MAX);
@@ -64,7 +49,11 @@ pub(crate) fn find_tables(device: &dyn BlockDevice, sb: &Superblock, blocks: u64
     if doubtful.is_empty() {
         return tables;
     }
-    let computed = computed(sb, groups);
+    // The first blocks of all tables as mke2fs places them.
+    let computed: Option<Vec<u64>> = mke2fs_geometry(sb).map(|geometry| {
+        let groups = geometry.groups().take(groups as usize);
+        groups.map(|group| group.inode_table.start).collect()
+    });
     let backups: Vec<GroupIndex> = finder.heads.superblock_groups().skip(1).take(BACKUPS).collect();
     for group in doubtful {
         let mut candidates = Vec::new();
@@ -91,14 +80,7 @@ pub(crate) fn each_descriptor(
     (blocks, groups): (u64, u32),
     each: &mut dyn FnMut(u32, Option<(GroupDescriptor, bool)>),
 ) {
-    let finder = Finder {
-        device,
-        sb,
-        heads: Heads::of(sb),
-        sums: GroupChecksum::of(sb),
-        layout: InodeLayout::of(sb),
-        blocks,
-    };
+    let finder = Finder { device, sb, heads: Heads::of(sb), sums: GroupChecksum::of(sb), blocks };
     let is_open = finder.sums == GroupChecksum::None;
     let mut cache = None;
     for group in 0..groups {
@@ -173,82 +155,9 @@ impl Finder<'_> {
         Table { start, inodes: self.sb.inodes_per_group }
     }
 
-    /// Records at the start of a table that are inodes, less those that are none.
     fn score(&self, group: u32, start: u64) -> i64 {
-        let size = usize::from(self.sb.inode_size).max(128);
-        let mut score = 0;
-        let mut bytes = vec![0; self.sb.block_size.len()];
-        let first = group.wrapping_mul(self.sb.inodes_per_group).wrapping_add(1);
-        let sample = SAMPLE_BLOCKS.min(u64::from(self.sb.inode_table_blocks()));
-        for block in 0..sample {
-            let at = start.saturating_add(block).saturating_mul(bytes.len() as u64);
-            if self.device.read_at(at, &mut bytes).is_err() {
-                score -= 1;
-                continue;
-            }
-            let before = block as u32 * (bytes.len() / size) as u32;
-            for (slot, raw) in bytes.chunks_exact(size).enumerate() {
-                if raw.iter().all(|byte| *byte == 0) {
-                    continue;
-                }
-                let ino = extant_base::Ino(first.wrapping_add(before).wrapping_add(slot as u32));
-                let record = Record { ino, bytes: raw.to_vec() };
-                let is_inode = match self.layout.checksum_seed {
-                    Some(_) => Inode::verify_checksum(&self.layout, ino, raw).is_ok(),
-                    None => {
-                        record.kind().is_some() && record.links() <= 65_000
-                            || (record.mode() == 0 && record.links() == 0)
-                    }
-                };
-                let is_root = ino.0 == 2 && record.kind() == Some(FileKind::Directory);
-                score += if is_inode { 1 + i64::from(is_root) } else { -1 };
-            }
-        }
-        score
+        table_score(self.sb, GroupIndex(group), start, &mut |block, bytes| {
+            self.device.read_at(block.saturating_mul(bytes.len() as u64), bytes).is_ok()
+        })
     }
-}
-
-/// The first blocks of all inode tables as mke2fs places them; `None` where it would not.
-fn computed(sb: &Superblock, groups: u32) -> Option<Vec<u64>> {
-    let flex = match sb.features.has_incompat(Incompat::FLEX_BG) {
-        true => 1u32.checked_shl(u32::from(sb.log_groups_per_flex)).unwrap_or(1),
-        false => 1,
-    };
-    if flex > FLEX_MAX {
-        return None;
-    }
-    let geometry = Geometry {
-        features: sb.features,
-        block_size: sb.block_size,
-        cluster_blocks: sb.cluster_ratio().max(1),
-        blocks_count: sb.blocks_count,
-        first_data_block: sb.first_data_block,
-        blocks_per_group: sb.blocks_per_group,
-        clusters_per_group: sb.clusters_per_group,
-        group_count: sb.group_count,
-        inode_size: sb.inode_size,
-        inodes_per_group: sb.inodes_per_group,
-        inode_table_blocks: sb.inode_table_blocks(),
-        inodes_count: sb.inodes_count,
-        first_ino: sb.first_inode.0,
-        desc_size: sb.desc_size.max(32),
-        gdt_blocks: sb.descriptor_blocks(),
-        reserved_gdt_blocks: sb.reserved_gdt_blocks,
-        flex_groups: flex,
-        backup_groups: sb.backup_groups,
-        reserved_blocks: sb.reserved_blocks_count,
-        stride: u32::from(sb.raid_stride),
-        packed: false,
-        journal: None,
-        orphan_file_blocks: 0,
-        lost_found_blocks: 0,
-    };
-    // With fewer, a head could be all of a group, for which nothing has a place.
-    let head = geometry.gdt_blocks.saturating_add(u32::from(sb.reserved_gdt_blocks));
-    let is_roomy = u64::from(sb.blocks_per_group) > u64::from(head) + 8;
-    if !is_roomy || geometry.has(Feature::META_BG) && sb.first_meta_bg != 0 {
-        return None;
-    }
-    geometry.check_placement().ok()?;
-    Some(geometry.groups().take(groups as usize).map(|group| group.inode_table.start).collect())
 }

@@ -2,6 +2,8 @@
 
 use extant_block::DeviceError;
 use extant_change::ChangeError;
+use extant_check::CheckError;
+use extant_repair::RepairError;
 
 /// The reason why a file system does not get other features.
 ///
@@ -33,6 +35,25 @@ pub enum TuneError {
 impl From<DeviceError> for TuneError {
     fn from(error: DeviceError) -> TuneError {
         TuneError::Change(error.into())
+    }
+}
+
+impl From<CheckError> for TuneError {
+    fn from(error: CheckError) -> TuneError {
+        match error {
+            // Nothing is known to be wrong with what cannot be read now.
+            CheckError::Device(error) => TuneError::from(error),
+            other => TuneError::damaged(other),
+        }
+    }
+}
+
+impl From<RepairError> for TuneError {
+    fn from(error: RepairError) -> TuneError {
+        match error {
+            RepairError::Device(error) => TuneError::from(error),
+            other => TuneError::damaged(other),
+        }
     }
 }
 

@@ -367,7 +367,7 @@ fn usage(work: &Work<'_>) -> Result<[Usage; 3]> {
         ..CheckOptions::default()
     };
     let view = work.view();
-    let exam = examine(&*view, &options, &mut ReportAll).map_err(TuneError::damaged)?;
+    let exam = examine(&*view, &options, &mut ReportAll)?;
     Ok([0, 1, 2].map(|owner| {
         let used = exam.usage(owner).into_iter().flatten();
         used.map(|(id, (space_bytes, inodes))| QuotaEntry {

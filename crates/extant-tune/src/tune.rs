@@ -131,7 +131,7 @@ fn check(work: &mut Work<'_>) -> Result {
     }
     work.settle_space()?;
     let view = work.view();
-    let exam = examine(&*view, &options(), &mut ReportAll).map_err(TuneError::damaged)?;
+    let exam = examine(&*view, &options(), &mut ReportAll)?;
     let full = &work.full_dirs;
     let other = exam
         .report
@@ -145,7 +145,7 @@ fn check(work: &mut Work<'_>) -> Result {
         return Ok(());
     }
     let options = RepairOptions { now: work.request.now };
-    let outcome = repair(work.view(), &options, &mut Yes).map_err(TuneError::damaged)?;
+    let outcome = repair(work.view(), &options, &mut Yes)?;
     if !outcome.is_clean {
         return Err(TuneError::damaged("directories cannot be written anew"));
     }

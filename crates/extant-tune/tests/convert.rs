@@ -8,7 +8,10 @@ use std::sync::Arc;
 
 use common::{LAYOUTS, Layout, e2fsck, features, made, problems, seen, tuned};
 use extant_base::Prng;
-use extant_block::{BlockDevice, MemoryDevice, RecordingDevice, SharedDevice, Survival};
+use extant_block::{
+    BlockDevice, FaultDevice, FaultPlan, MemoryDevice, OperationKind, RecordingDevice,
+    SharedDevice, Survival,
+};
 use extant_format::features::Feature;
 use extant_format::superblock::{SUPERBLOCK_OFFSET, Superblock, SuperblockError};
 use extant_repair::{RepairOptions, Yes, repair};
@@ -576,4 +579,37 @@ fn conversions_at_random_please_both_checkers() {
     }
     println!("{done} conversions");
     assert!(done > 150, "{done}");
+}
+
+/// Each read fails once: it is told as a failure of the device, never as damage that a repair would set right.
+#[test]
+fn a_read_that_fails_is_told_as_one() {
+    let dir = tempdir().unwrap();
+    let good = require!(made(dir.path(), LAYOUTS[0]));
+    let before = seen(&good);
+    let request = features("metadata_csum");
+    let mut failures = 0;
+    for number in 0..400 {
+        let exactly = vec![(OperationKind::Read, number, 1)];
+        let plan = FaultPlan { exactly, ..FaultPlan::default() };
+        let device = Arc::new(good.snapshot());
+        let fault = Arc::new(FaultDevice::new(Arc::clone(&device), plan));
+        let shared: SharedDevice = Arc::clone(&fault) as SharedDevice;
+        let result = tune(&shared, &request, &mut |_| Ok(()));
+        if fault.failed() == 0 {
+            result.unwrap();
+            break;
+        }
+        // What is asked for again, or can be done without, is no failure.
+        let Err(error) = result else {
+            assert_eq!(problems(&device), Vec::<String>::new(), "read {number}");
+            assert_eq!(seen(&device), before, "read {number}");
+            continue;
+        };
+        failures += 1;
+        let text = error.to_string();
+        assert!(!text.contains("not in order"), "read {number}: {text}");
+        assert!(text.contains("read of"), "read {number}: {text}");
+    }
+    assert!(failures > 5, "{failures}");
 }

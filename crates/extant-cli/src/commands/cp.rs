@@ -22,7 +22,7 @@ use crate::copying::host::{open_dir, raise_file_limit};
 use crate::copying::node::{About, Id, Node};
 use crate::copying::tree::{Copier, Follow, Opened, Options, Target};
 use crate::copying::{Trouble, label};
-use crate::edit::{self, EditArgs, NewArgs, Tally, join, last_name, parent};
+use crate::edit::{self, EditArgs, NewArgs, Tally, Unended, join, last_name, parent};
 use crate::exit::{Exit, Failure, Result};
 use crate::foreign;
 use crate::image::split_place;
@@ -235,14 +235,14 @@ pub(crate) fn run(args: &CpArgs) -> Result<Exit> {
     let result = copy(args, &opened, &sources, &target);
     let closed = close(opened);
     let mut tally = result?;
-    if let Err(failure) = closed {
-        tally.failed(&failure);
+    if let Err(unended) = closed {
+        tally.unended(&unended);
     }
     Ok(tally.exit())
 }
 
 /// Ends the mounts, the writable one so that all is durable.
-fn close(images: Vec<Opened>) -> Result<()> {
+fn close(images: Vec<Opened>) -> Result<(), Unended> {
     for image in images {
         if image.writable {
             edit::close(image.fs, &image.name)?;

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use clap::Args;
-use extant_block::{BlockDevice, FileDevice, SharedDevice};
+use extant_block::{BlockDevice, DeviceFault, FileDevice, SharedDevice};
 use extant_resize::{ChangeError, Goal, Plan, ResizeError, Sizes};
 use serde_json::{Value, json};
 
@@ -428,6 +428,12 @@ pub(crate) fn of_change(error: &ChangeError, name: &str) -> (Exit, Option<String
         ChangeError::DeviceTooSmall { wanted, .. } => (Exit::Image, Some(cut_off(name, *wanted))),
         ChangeError::InUse { .. } => {
             (Exit::Refused, Some(format!("if no host uses it: extant tune -E clear_mmp {name}")))
+        }
+        // Before anything else, the superblock is looked for.
+        ChangeError::Device(error)
+            if error.offset() < 4096 && matches!(error.fault(), DeviceFault::PastEnd { .. }) =>
+        {
+            (Exit::Image, Some(format!("{name} is empty, or too short to hold a file system")))
         }
         ChangeError::Device(error) if error.is_full() => (
             Exit::NoSpace,

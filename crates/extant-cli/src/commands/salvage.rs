@@ -252,6 +252,8 @@ fn show(
         text += &format!("; {} of them in lost+found, where nothing led to them", summary.loose);
     }
     text += &match (summary.damaged, summary.missing) {
+        // What comes next says why it ended.
+        (0, _) if !is_over => " so far; there may be more".to_owned(),
         (0, _) => "; all that was found is whole".to_owned(),
         (damaged, 0) => format!("; {damaged} damaged"),
         (damaged, missing) => format!("; {damaged} damaged, {} missing", counted(missing, "byte")),

@@ -138,11 +138,11 @@ impl Dir {
     }
 
     /// The mode with which something is made on the host. What gets its owner or mode later is
-    /// nobody else's until then.
+    /// nobody else's until then, and may be written, for the sake of its attributes.
     fn first_mode(about: &About, what: &Preserve) -> Mode {
         let permissions = about.permissions & 0o777;
         let private = what.mode || what.ownership;
-        Mode::from(u32::from(if private { permissions & 0o700 } else { permissions }))
+        Mode::from(u32::from(if private { permissions & 0o700 | 0o200 } else { permissions }))
     }
 
     /// Makes a directory, which can be filled.
@@ -387,6 +387,17 @@ fn finish_host(
             Err(errno) => return Err(Trouble::Host("remove an ACL that came by itself", errno)),
         }
     }
+    let mut result = Ok(());
+    let mut set = |xattr: &extant::Xattr| {
+        if !defaults.privileged && !host::is_open_to_all(&xattr.name) {
+            omitted.xattrs += 1;
+            return;
+        }
+        let set = made.set_xattr(&xattr.name, &xattr.value);
+        let set = set.map_err(on_host("set an extended attribute"));
+        result = std::mem::replace(&mut result, Ok(())).and(set);
+    };
+    xattrs.iter().filter(|xattr| host::wants_write(&xattr.name)).for_each(&mut set);
     if what.mode {
         made.set_mode(host::allowed_mode(about.permissions, defaults.privileged))?;
     } else if is_new && (what.ownership || about.permissions & 0o700 != 0o700) {
@@ -396,15 +407,7 @@ fn finish_host(
             made.set_mode(about.permissions & 0o777 & !defaults.umask)?;
         }
     }
-    let mut result = Ok(());
-    for xattr in xattrs {
-        if !defaults.privileged && !host::is_open_to_all(&xattr.name) {
-            omitted.xattrs += 1;
-            continue;
-        }
-        let set = made.set_xattr(&xattr.name, &xattr.value);
-        result = result.and(set.map_err(on_host("set an extended attribute")));
-    }
+    xattrs.iter().filter(|xattr| !host::wants_write(&xattr.name)).for_each(&mut set);
     if what.timestamps {
         made.set_times(about)?;
     }

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use extant::{FileKind, Timestamp};
+use extant_base::sabotage;
 use rustix::fs::{
     self, AtFlags, CWD, FileType, Gid, Mode, OFlags, Timespec, Timestamps, Uid, XattrFlags,
 };
@@ -163,6 +164,12 @@ fn in_open_dir(dir: &OwnedFd, name: &[u8]) -> OsString {
 /// Returns whether everybody may set the extended attribute `name` of their own files.
 pub(crate) fn is_open_to_all(name: &[u8]) -> bool {
     name.starts_with(b"user.") || name.starts_with(b"system.posix_acl")
+}
+
+/// Returns whether an ordinary user may set the extended attribute `name` only where the mode lets him write: it comes
+/// before the mode.
+pub(crate) fn wants_write(name: &[u8]) -> bool {
+    name.starts_with(b"user.") && !sabotage("cli.copying.mode-before-attributes")
 }
 
 /// Permissions as far as they may be given: without the owner, set-id bits would hand the file's

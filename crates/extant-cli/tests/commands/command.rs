@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::support;
-use support::{EXTANT, Place, Ran, is_root};
+use support::{EXTANT, Place, Ran, is_root, tool};
 
 #[test]
 fn ls_lists_by_name_raw_into_pipes() {
@@ -441,4 +441,42 @@ fn an_image_of_automatic_size_has_room_to_work_in() {
         place.run(&["build", "c.img", "--from", "source", "--plan", "--json"]).succeeds().json();
     let free = plan["free_blocks"].as_u64().unwrap() * plan["block_bytes"].as_u64().unwrap();
     assert!((40 << 20..42 << 20).contains(&free), "{free}");
+}
+
+/// Without root's powers: the kernel lets nobody else set `user.` attributes of what may not be written.
+#[test]
+fn attributes_are_kept_of_what_may_not_be_written() {
+    let place = Place::with_image();
+    place.run(&["mkdir", "-m", "555", "a.img:/closed"]).succeeds();
+    place.run(&["chmod", "444", "a.img:/file"]).succeeds();
+    place
+        .run(&["setfattr", "-n", "user.a", "-v", "kept", "a.img:/file", "a.img:/closed"])
+        .succeeds();
+    let ways: [&[&str]; 3] = [
+        &["extract", "a.img", "extracted"],
+        &["cp", "-a", "a.img:/.", "copied"],
+        &["salvage", "-q", "a.img", "salvaged"],
+    ];
+    std::fs::create_dir(place.path("copied")).unwrap();
+    for way in ways {
+        let ran = match is_root() {
+            true => {
+                let powers = ["--bounding-set", "-all", "--inh-caps", "-all", EXTANT];
+                tool("setpriv", &[&powers, way].concat(), place.0.path())
+            }
+            false => tool(EXTANT, way, place.0.path()),
+        };
+        let Some(ran) = ran else { return };
+        assert!(ran.status.success(), "{way:?}: {}", String::from_utf8_lossy(&ran.stderr));
+        for name in ["file", "closed"] {
+            let dir = ["extracted", "copied", "salvaged"]
+                .into_iter()
+                .find(|dir| way.contains(dir))
+                .unwrap();
+            let path = format!("{dir}/{name}");
+            let get = ["-n", "user.a", "--only-values", path.as_str()];
+            let Some(got) = tool("getfattr", &get, place.0.path()) else { return };
+            assert_eq!(String::from_utf8_lossy(&got.stdout), "kept", "{path}");
+        }
+    }
 }

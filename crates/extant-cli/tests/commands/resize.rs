@@ -58,7 +58,13 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     place.run(&["resize", "a.img", "20"]).ends_with(2);
     place.run(&["resize", "a.img:/file", "20G"]).ends_with(2);
     place.run(&["resize", "none.img", "20G"]).ends_with(8);
-    place.run(&["resize", "source/file", "20G"]).ends_with(8);
+    for bytes in [0, 500] {
+        std::fs::write(place.path("short.img"), vec![0; bytes]).unwrap();
+        place.run(&["resize", "short.img", "20M"]).ends_with(4).hints("too short to hold");
+        place.run(&["tune", "-O", "quota", "short.img"]).ends_with(4).hints("too short to hold");
+        assert_eq!(std::fs::read(place.path("short.img")).unwrap(), vec![0; bytes]);
+    }
+    place.run(&["resize", "source/file", "20G"]).ends_with(4);
     place.run(&["resize", "--offset", "0", "a.img", "1G"]).ends_with(6).complains(&["device has"]);
     place.run(&["resize", "a.img", "7E"]).ends_with(2);
     assert!(std::fs::read(place.path("a.img")).unwrap() == before);

@@ -157,7 +157,8 @@ fn a_full_disk_ends_it_and_leaves_no_half_file() {
     let large = place.path("small/out/large").exists();
     let unmounted = tool("umount", &["small"], place.0.path()).unwrap();
     assert!(unmounted.status.success());
-    ran.ends_with(6).complains(&["cannot write"]).hints("another file system");
+    let told = ran.ends_with(6).complains(&["cannot write"]).hints("another file system").out();
+    assert!(told.contains("so far") && !told.contains("whole"), "{told}");
     assert!(!large, "half a file looks like a whole one");
 }
 

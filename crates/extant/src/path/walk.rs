@@ -77,8 +77,9 @@ impl std::error::Error for WalkError {
 ///
 /// Each directory is entered at most once, even in a damaged image, and none deeper than
 /// [`DEPTH_MAX`]; a directory met again or too deep is an error item. Memory: one bit per
-/// directory, and four bytes for some of those ahead in an image behind a server, a few hundred bytes per level, one directory block at a time, or with
-/// [`sorted`](Self::sorted) the names of the directories on the current path.
+/// directory, a few hundred bytes per level, one directory block at a time, or with
+/// [`sorted`](Self::sorted) the names of the directories on the current path; in an image behind
+/// a server also four bytes for each of some directories ahead.
 #[derive(Debug)]
 pub struct Walk {
     start: Option<Inode>,
