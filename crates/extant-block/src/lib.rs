@@ -31,6 +31,7 @@ mod discard;
 mod error;
 mod fault;
 mod file;
+mod fresh;
 mod lent;
 mod memory;
 mod operation;
@@ -51,6 +52,7 @@ pub use device::{BlockDevice, SharedDevice, check_range, run_in_place};
 pub use error::{DeviceError, DeviceFault, OperationKind};
 pub use fault::{FaultDevice, FaultPlan};
 pub use file::{FileDevice, OpenError, lock_holder};
+pub use fresh::read_fresh_at;
 pub use memory::MemoryDevice;
 pub use operation::{Completion, Operation, Pending};
 pub use queue::{

@@ -15,7 +15,8 @@
 //!   walk       what of a map can be believed; repairs read by it, too
 //! image      superblock, descriptors, bitmaps and inodes, changed in a draft
 //! reserve    the resize inode
-//! settle     replay of the journal, multi-mount protection
+//! settle     replay of the journal
+//! guard      multi-mount protection
 //! draft      changed blocks in memory over a device
 //! ```
 //!
@@ -29,6 +30,7 @@
 mod commit;
 mod draft;
 mod error;
+mod guard;
 mod image;
 mod map;
 mod marks;
@@ -39,9 +41,10 @@ mod walk;
 pub use commit::{Committer, Step};
 pub use draft::{Blocks, Draft};
 pub use error::{ChangeError, Result};
+pub use guard::{Guard, Seen, Tell, Through, WAIT_MAX};
 pub use image::{Image, Records, superblock};
 pub use map::set_sectors;
 pub use marks::{Marks, cluster_of, first_of};
 pub use reserve::{double_of, write_resize_inode};
-pub use settle::{Guard, is_unsettled, settle, settled_view};
+pub use settle::{is_unsettled, settle, settled_view};
 pub use walk::{FileMap, end_of, is_extent_node, joined, walk};

@@ -56,6 +56,9 @@ pub struct CacheOptions {
     pub flush_before_zero: bool,
     /// Whether writeback publishes before it writes the data; for tests.
     pub publish_before_data: bool,
+    /// Number of threads that encrypt and write one batch of writeback, the caller among them; 1 for no others, which
+    /// keeps the order of writes.
+    pub stage_threads: usize,
 }
 
 impl CacheOptions {
@@ -69,6 +72,7 @@ impl CacheOptions {
             dirty_max: 0,
             flush_before_zero: false,
             publish_before_data: false,
+            stage_threads: 1,
         }
     }
 }

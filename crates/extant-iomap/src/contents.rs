@@ -13,12 +13,21 @@
 
 use std::io::IoSlice;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use extant_base::sabotage;
 use extant_block::{BlockDevice, DeviceError, OperationKind, ReadRun, WriteRun};
+use extant_sync::{Mutex, Rank, threads};
 
 /// Size of the buffer for bytes on their way to the device.
 const BUFFER_BYTES: u64 = 1 << 20;
+/// Number of bytes that go through a stage while they are in the processor's cache: a multiple of all units.
+const HOT_BYTES: usize = 128 << 10;
+/// Size of the buffers where a write to the device is a copy: they stay in the processor's cache until then.
+const COPIED_BYTES: usize = 256 << 10;
+/// Smallest number of bytes of a batch for which another thread is started: what it takes is less than a tenth of
+/// what it does.
+const SHARED_BYTES: u64 = 1 << 20;
 /// Number of bytes that one request zeroes on the device.
 const ZERO_STEP: u64 = 64 << 20;
 
@@ -42,6 +51,68 @@ pub trait Newer: Send + Sync {
     /// Returns the blocks of `len` bytes of the device from `address` on of which there are newer
     /// contents, as their addresses and contents, in order.
     fn newer(&self, address: u64, len: u64) -> Vec<(u64, Arc<Vec<u8>>)>;
+}
+
+/// A part of a run that is encrypted and written as one.
+struct Piece<'r> {
+    /// Index of the run.
+    run: usize,
+    /// Offset in the file.
+    offset: u64,
+    address: u64,
+    len: usize,
+    /// The slices from the one in which it begins on, and where in that.
+    parts: &'r [IoSlice<'r>],
+    skip: usize,
+}
+
+/// Cuts runs of whole blocks into pieces of `most` bytes, in order.
+fn pieces<'r>(runs: &[(u64, WriteRun<'r>)], most: usize) -> Vec<Piece<'r>> {
+    let mut pieces = Vec::new();
+    for (number, (offset, run)) in runs.iter().enumerate() {
+        let total: usize = run.parts.iter().map(|part| part.len()).sum();
+        let (mut done, mut parts, mut skip) = (0, run.parts, 0);
+        while done < total {
+            let len = most.min(total - done);
+            let (at, address) = (offset + done as u64, run.offset + done as u64);
+            let offset =
+                if sabotage("iomap.contents.piece-at-start-of-run") { *offset } else { at };
+            pieces.push(Piece { run: number, offset, address, len, parts, skip });
+            done += len;
+            skip += len;
+            while let Some((first, rest)) = parts.split_first()
+                && skip >= first.len()
+            {
+                skip -= first.len();
+                parts = rest;
+            }
+        }
+    }
+    pieces
+}
+
+/// Copies a piece into `buffer`, encrypted.
+fn encrypt_piece(stage: &dyn Stage, piece: &Piece<'_>, buffer: &mut Vec<u8>) {
+    buffer.clear();
+    buffer.reserve_exact(piece.len);
+    let (mut skip, mut sealed) = (piece.skip, 0);
+    for part in piece.parts {
+        let mut rest = part.get(skip..).unwrap_or(&[]);
+        skip = 0;
+        while !rest.is_empty() && buffer.len() < piece.len {
+            let end = piece.len.min(sealed + HOT_BYTES);
+            let (now, later) = rest.split_at(rest.len().min(end - buffer.len()));
+            buffer.extend_from_slice(now);
+            rest = later;
+            if buffer.len() == end {
+                stage.encrypt(piece.offset + sealed as u64, &mut buffer[sealed..]);
+                sealed = end;
+            }
+        }
+        if buffer.len() == piece.len {
+            break;
+        }
+    }
 }
 
 /// How contents of one file are read and written: the device, and the stage in front of it.
@@ -85,9 +156,15 @@ impl<'a> Contents<'a> {
             let (into, left) = (at % unit, (out.len() - done) as u64);
             if into == 0 && left >= unit {
                 let whole = &mut out[done..][..(left - left % unit) as usize];
-                self.device.read_at(address + done as u64, whole)?;
-                stage.decrypt(at, whole);
-                done += whole.len();
+                // A copy is cheap in pieces, and a request is not.
+                let step = if self.is_copied() { HOT_BYTES } else { whole.len() };
+                for whole in whole.chunks_mut(step) {
+                    self.device.read_at(address + done as u64, whole)?;
+                    for hot in whole.chunks_mut(HOT_BYTES) {
+                        stage.decrypt(offset + done as u64, hot);
+                        done += hot.len();
+                    }
+                }
                 continue;
             }
             buffer.resize(unit as usize, 0);
@@ -98,6 +175,16 @@ impl<'a> Contents<'a> {
             done += take;
         }
         Ok(())
+    }
+
+    /// Returns whether the device is a file that the system has in memory, so that a request is a copy.
+    fn is_copied(&self) -> bool {
+        self.device.as_file().is_some() && self.device.runs_at_once(OperationKind::Read) == 1
+    }
+
+    /// Returns the size of the pieces in which bytes are written through a stage.
+    fn piece_bytes(&self) -> usize {
+        if self.is_copied() { COPIED_BYTES } else { BUFFER_BYTES as usize }
     }
 
     /// Reads bytes that are stored as they are.
@@ -159,45 +246,55 @@ impl<'a> Contents<'a> {
         let Some(stage) = &self.stage else {
             return self.device.write_vectored_at(address, slices);
         };
-        let len: u64 = slices.iter().map(|slice| slice.len() as u64).sum();
-        let mut buffer = Vec::with_capacity(len.min(BUFFER_BYTES) as usize);
-        let mut done = 0;
-        let mut rest = slices.iter().map(|slice| &**slice);
-        let mut slice: &[u8] = &[];
-        while done < len {
-            buffer.clear();
-            let wanted = (len - done).min(BUFFER_BYTES) as usize;
-            while buffer.len() < wanted {
-                if slice.is_empty() {
-                    slice = rest.next().unwrap_or(&[]);
-                    continue;
-                }
-                let (now, later) = slice.split_at(slice.len().min(wanted - buffer.len()));
-                buffer.extend_from_slice(now);
-                slice = later;
-            }
-            stage.encrypt(offset + done, &mut buffer);
-            self.device.write_at(address + done, &buffer)?;
-            done += buffer.len() as u64;
+        let run = (offset, WriteRun { offset: address, parts: slices });
+        let mut buffer = Vec::new();
+        for piece in pieces(&[run], self.piece_bytes()) {
+            encrypt_piece(&**stage, &piece, &mut buffer);
+            self.device.write_at(piece.address, &buffer)?;
         }
         Ok(())
     }
 
     /// Writes several runs of whole blocks, each with its offset in the file, and returns the result of
-    /// each. Those that go through a stage are written one after the other.
-    pub(crate) fn write_runs(&self, runs: &[(u64, WriteRun<'_>)]) -> Vec<Result<(), DeviceError>> {
-        match &self.stage {
-            None => {
-                let runs: Vec<_> = runs.iter().map(|(_, run)| *run).collect();
-                self.device.write_runs(&runs)
+    /// each. Those that go through a stage are cut into pieces, which up to `threads` threads take in order, the caller
+    /// among them; with one, they are written one after the other.
+    pub(crate) fn write_runs(
+        &self,
+        runs: &[(u64, WriteRun<'_>)],
+        threads: usize,
+    ) -> Vec<Result<(), DeviceError>> {
+        let Some(stage) = &self.stage else {
+            let runs: Vec<_> = runs.iter().map(|(_, run)| *run).collect();
+            return self.device.write_runs(&runs);
+        };
+        let pieces = pieces(runs, self.piece_bytes());
+        let bytes: u64 = pieces.iter().map(|piece| piece.len as u64).sum();
+        let helpers = threads.min(pieces.len()).saturating_sub(1);
+        let helpers = if bytes < SHARED_BYTES { 0 } else { helpers };
+        let results = Mutex::new(Rank::Leaf, runs.iter().map(|_| Ok(())).collect::<Vec<_>>());
+        let next = AtomicUsize::new(0);
+        let work = || {
+            let mut buffer = Vec::new();
+            while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
+                encrypt_piece(&**stage, piece, &mut buffer);
+                let written = self.device.write_at(piece.address, &buffer);
+                if let Err(error) = written
+                    && let Some(result @ Ok(())) = results.lock().get_mut(piece.run)
+                {
+                    *result = Err(error);
+                }
             }
-            Some(_) => {
-                let write = |(offset, run): &(u64, WriteRun<'_>)| {
-                    self.write_vectored_at(*offset, run.offset, run.parts)
-                };
-                runs.iter().map(write).collect()
+        };
+        let shared = threads::scope(|scope| {
+            for number in 0..helpers {
+                // Without another thread this one does it all.
+                let _ = scope.spawn(&format!("stage-{number}"), work);
             }
-        }
+            work();
+        });
+        // What the thread that panicked had taken is not written: there is no result to be told.
+        shared.expect("a thread that encrypts panicked");
+        results.into_inner()
     }
 
     /// Returns whether several reads are better under way at once than one after the other.
@@ -238,5 +335,132 @@ impl<'a> Contents<'a> {
             done += zeros.len() as u64;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use extant_base::Prng;
+    use extant_block::{FileDevice, MemoryDevice, WindowDevice};
+
+    use super::*;
+
+    /// Each byte by its place in the file, so that a unit at another place is another one.
+    struct ByPlace;
+
+    const UNIT: u64 = 4096;
+
+    fn mask(at: u64) -> u8 {
+        (at.wrapping_mul(0x9e37_79b9) >> 11) as u8
+    }
+
+    impl Stage for ByPlace {
+        fn unit_bytes(&self) -> u64 {
+            UNIT
+        }
+
+        fn encrypt(&self, offset: u64, bytes: &mut [u8]) {
+            assert!(offset.is_multiple_of(UNIT) && bytes.len().is_multiple_of(UNIT as usize));
+            (offset..).zip(bytes).for_each(|(at, byte)| *byte ^= mask(at));
+        }
+
+        fn decrypt(&self, offset: u64, bytes: &mut [u8]) {
+            self.encrypt(offset, bytes);
+        }
+    }
+
+    const DEVICE: u64 = 16 << 20;
+
+    /// Runs one after the other on the device, each at another offset in the file, in parts of any length.
+    fn runs(random: &mut Prng) -> Vec<(u64, u64, Vec<Vec<u8>>)> {
+        let mut address = 0;
+        let mut runs = Vec::new();
+        while address < DEVICE {
+            let len = (UNIT * (1 + random.below(900))).min(DEVICE - address);
+            let (mut left, mut parts) = (len as usize, Vec::new());
+            while left > 0 {
+                let part = left.min(1 + random.below(700_000) as usize);
+                let mut bytes = vec![0; part];
+                random.fill(&mut bytes);
+                parts.push(bytes);
+                left -= part;
+            }
+            runs.push((random.below(1 << 20) * UNIT, address, parts));
+            address += len;
+        }
+        runs
+    }
+
+    fn write(
+        contents: &Contents<'_>,
+        runs: &[(u64, u64, Vec<Vec<u8>>)],
+        threads: usize,
+    ) -> Vec<bool> {
+        let parts: Vec<Vec<IoSlice<'_>>> =
+            runs.iter().map(|run| run.2.iter().map(|part| IoSlice::new(part)).collect()).collect();
+        let runs: Vec<(u64, WriteRun<'_>)> = runs
+            .iter()
+            .zip(&parts)
+            .map(|((at, offset, _), parts)| (*at, WriteRun { offset: *offset, parts }))
+            .collect();
+        contents.write_runs(&runs, threads).iter().map(Result::is_ok).collect()
+    }
+
+    #[test]
+    fn pieces_on_any_number_of_threads_are_the_runs() {
+        for seed in 0..6 {
+            let runs = runs(&mut Prng::new(seed));
+            for threads in [1, 2, 4] {
+                let device = MemoryDevice::new(DEVICE);
+                let contents = Contents::staged(&device, Arc::new(ByPlace));
+                assert!(write(&contents, &runs, threads).into_iter().all(|is_good| is_good));
+                for (at, address, parts) in &runs {
+                    let plain = parts.concat();
+                    let mut bytes = vec![0; plain.len()];
+                    device.read_at(*address, &mut bytes).unwrap();
+                    assert!(bytes != plain, "it is not encrypted");
+                    contents.read_at(*at, *address, &mut bytes).unwrap();
+                    assert!(bytes == plain, "seed {seed}, {threads} threads, {at} at {address}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_gets_the_bytes_that_memory_gets() {
+        let dir = std::env::temp_dir().join(format!("extant-contents-{}", std::process::id()));
+        let _left = std::fs::remove_file(&dir);
+        let file = FileDevice::create_new(&dir, DEVICE).unwrap();
+        std::fs::remove_file(&dir).unwrap();
+        let memory = MemoryDevice::new(DEVICE);
+        let runs = runs(&mut Prng::new(3));
+        for device in [&file as &dyn BlockDevice, &memory] {
+            let contents = Contents::staged(device, Arc::new(ByPlace));
+            assert!(write(&contents, &runs, 3).into_iter().all(|is_good| is_good));
+        }
+        let (mut one, mut other) = (vec![0; DEVICE as usize], vec![0; DEVICE as usize]);
+        file.read_at(0, &mut one).unwrap();
+        memory.read_at(0, &mut other).unwrap();
+        assert!(one == other);
+        let (at, address, parts) = &runs[1];
+        let plain = parts.concat();
+        let mut bytes = vec![0; plain.len()];
+        Contents::staged(&file, Arc::new(ByPlace)).read_at(*at, *address, &mut bytes).unwrap();
+        assert!(bytes == plain);
+    }
+
+    #[test]
+    fn each_run_has_its_own_result_on_any_number_of_threads() {
+        let runs = runs(&mut Prng::new(77));
+        for threads in [1, 4] {
+            let device = WindowDevice::new(MemoryDevice::new(DEVICE), 0, DEVICE / 2).unwrap();
+            let contents = Contents::staged(&device, Arc::new(ByPlace));
+            let is_inside = |(_, address, parts): &(u64, u64, Vec<Vec<u8>>)| {
+                address + parts.iter().map(Vec::len).sum::<usize>() as u64 <= DEVICE / 2
+            };
+            let wanted: Vec<bool> = runs.iter().map(is_inside).collect();
+            assert!(wanted.contains(&true) && wanted.contains(&false));
+            assert_eq!(write(&contents, &runs, threads), wanted, "{threads} threads");
+        }
     }
 }

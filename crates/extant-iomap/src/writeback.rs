@@ -360,7 +360,8 @@ impl FileCache {
                 let parts = &slices[request.parts.clone()];
                 (request.file.start, WriteRun { offset: request.address, parts })
             };
-            contents.write_runs(&requests.iter().map(run).collect::<Vec<_>>())
+            let runs = requests.iter().map(run).collect::<Vec<_>>();
+            contents.write_runs(&runs, cache.options.stage_threads)
         });
         let mut failed = None;
         for (request, result) in requests.iter().zip(results) {

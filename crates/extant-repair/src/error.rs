@@ -1,6 +1,7 @@
 //! Why a repair ends early, and why one fix does.
 
 use extant_block::DeviceError;
+use extant_change::ChangeError;
 use extant_check::CheckError;
 use extant_format::superblock::SuperblockError;
 
@@ -31,6 +32,12 @@ pub enum RepairError {
         /// Their names.
         names: String,
     },
+    /// Somebody has the file system, or did not end having it.
+    #[error("multi-mount protection says that it is in use: {why}")]
+    InUse {
+        /// What says so.
+        why: String,
+    },
     /// The checker gave up.
     #[error("{0}")]
     Check(String),
@@ -41,6 +48,16 @@ impl From<CheckError> for RepairError {
         match error {
             CheckError::Device(source) => RepairError::Device(source),
             CheckError::Features { names } => RepairError::Features { names },
+            other => RepairError::Check(other.to_string()),
+        }
+    }
+}
+
+impl From<ChangeError> for RepairError {
+    fn from(error: ChangeError) -> RepairError {
+        match error {
+            ChangeError::Device(source) => RepairError::Device(source),
+            ChangeError::InUse { why } => RepairError::InUse { why },
             other => RepairError::Check(other.to_string()),
         }
     }

@@ -19,12 +19,14 @@
 //!   bitmaps      bitmaps, counts, state
 //! draft      the image as it will be: the device below, and what was changed, in memory
 //! plan       the changes in the order in which they are written; undo
+//! hold       nobody else has the file system while they are written
 //! ```
 //!
 //! # Invariants
 //!
 //! - R1. Nothing is written to the device before the whole repair is known, and then only by
 //!   [`Plan::apply`].
+//!   A file system with multi-mount protection is taken for that time ([`look`]), and not before.
 //! - R2. Cut after any write of a plan, the image says that it needs a check, everything that was
 //!   readable before is readable or found by the next repair, and that repair ends clean: what is new lies
 //!   on blocks that nothing used, and is written first.
@@ -40,6 +42,7 @@ mod descriptors;
 mod dirs;
 mod draft;
 mod error;
+mod hold;
 mod inodes;
 mod journal;
 mod lost;
@@ -56,6 +59,7 @@ mod xattrs;
 
 pub use ask::{Ask, Decision, Fix, Preen, Yes};
 pub use error::RepairError;
+pub use hold::{Held, Look, clear, holder, look};
 pub use plan::Plan;
 pub use session::{Outcome, RepairOptions, repair};
 pub use undo::{UndoError, save_undo, undo};

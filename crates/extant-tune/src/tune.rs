@@ -9,8 +9,8 @@ use extant_change::{
 };
 use extant_check::{CheckOptions, ReportAll, examine};
 use extant_format::features::Features;
-use extant_format::superblock::Superblock;
-use extant_repair::{RepairOptions, Yes, repair};
+use extant_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock};
+use extant_repair::{RepairError, RepairOptions, Yes, repair};
 
 use crate::error::{Result, TuneError};
 use crate::request::{Conversion, Request};
@@ -233,13 +233,38 @@ fn plan_of(device: &SharedDevice, planned: &[Planned], features: Features) -> Re
 ///
 /// [`TuneError`]: what is in the way, by name.
 pub fn plan(device: &SharedDevice, request: &Request) -> std::result::Result<Plan, TuneError> {
+    if let Some(plan) = only_cleared(device, request)? {
+        return Ok(plan);
+    }
     let view = settled_view(device)?;
     let (planned, features) = steps(&view, request)?;
     let mut plan = plan_of(&view, &planned, features)?;
-    if request.clear_mmp && Guard::left(device)?.is_some() {
+    if request.clear_mmp && Guard::left(&**device, &superblock(&**device)?)?.is_some() {
         plan.steps.insert(0, cleared());
     }
     Ok(plan)
+}
+
+/// The plan of a request for nothing but that, which a file system in any state gets: a repair that was cut
+/// off leaves one that nothing else is done to.
+fn only_cleared(device: &SharedDevice, request: &Request) -> Result<Option<Plan>> {
+    let others = Request { clear_mmp: false, now: 0, ..request.clone() };
+    if !request.clear_mmp || others != Request::default() {
+        return Ok(None);
+    }
+    let steps = extant_repair::holder(device).map_err(not_told)?.map(|_| cleared());
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    device.read_at(SUPERBLOCK_OFFSET, &mut bytes)?;
+    let features = Superblock::decode_unverified(&bytes)
+        .map_or_else(|_| Features::default(), |sb| sb.features);
+    Ok(Some(Plan { steps: steps.into_iter().collect(), features }))
+}
+
+fn not_told(error: RepairError) -> TuneError {
+    match error {
+        RepairError::Device(error) => error.into(),
+        other => TuneError::damaged(other),
+    }
 }
 
 /// The step that takes the file system away from whoever was cut off.
@@ -263,11 +288,17 @@ pub fn tune(
     request: &Request,
     before_writing: &mut BeforeWriting<'_>,
 ) -> std::result::Result<Plan, TuneError> {
-    let is_cleared = request.clear_mmp && Guard::left(device)?.is_some();
-    if is_cleared {
-        Guard::clear(device)?;
+    if let Some(plan) = only_cleared(device, request)? {
+        if !plan.steps.is_empty() {
+            extant_repair::clear(device).map_err(not_told)?;
+        }
+        return Ok(plan);
     }
     let sb = superblock(&**device)?;
+    let is_cleared = request.clear_mmp && Guard::left(&**device, &sb)?.is_some();
+    if is_cleared {
+        Guard::clear(&**device, &sb)?;
+    }
     if is_unsettled(&sb) {
         // What cannot be done is known before anything is written.
         plan(device, request)?;

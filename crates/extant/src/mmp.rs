@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use extant_base::{FsBlock, Prng};
-use extant_block::{BlockDevice, SharedDevice};
+use extant_block::{SharedDevice, read_fresh_at};
 use extant_format::features::Incompat;
 use extant_format::mmp::{Mmp, MmpState, SEQUENCE_MAX};
 use extant_format::superblock::Superblock;
@@ -247,7 +247,8 @@ impl MmpGuard {
 
     fn read_block(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; self.block_bytes];
-        self.device.read_at(self.offset, &mut bytes)?;
+        // What this host keeps of a disk says nothing of what another one has written.
+        read_fresh_at(&*self.device, self.offset, &mut bytes)?;
         Ok(bytes)
     }
 

@@ -5,12 +5,13 @@ use std::io::IoSlice;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use extant_base::Prng;
 use extant_block::{
     AlignedBuffer, BlockDevice, DeviceFault, FileDevice, MemoryDevice, OpenError, Operation,
-    Record, RecordingDevice, Survival, WindowDevice,
+    Record, RecordingDevice, SharedDevice, Survival, WindowDevice, read_fresh_at,
 };
 use extant_sync::{Clock, SystemClock};
 
@@ -322,6 +323,32 @@ fn a_block_device_has_its_size_sector_and_exclusive_writer() {
     assert!(bytes[..100].iter().chain(&bytes[20_100..65_537]).all(|b| *b == 5));
     assert!(bytes[100..20_100].iter().all(|b| *b == 0));
     assert!(bytes[65_537 + 65_536..].iter().all(|b| *b == 5), "nothing past a discard changes");
+}
+
+/// Another host writes where this one has read: what this one keeps is let go for who asks.
+#[test]
+fn a_fresh_read_is_not_of_what_the_host_keeps() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    drop(FileDevice::create_new(&path, 1 << 20).unwrap());
+    let losetup = Command::new("/usr/sbin/losetup").args(["--find", "--show"]).arg(&path).output();
+    let Some(output) = losetup.ok().filter(|output| output.status.success()) else {
+        println!("skipped: needs root and a loop device");
+        return;
+    };
+    let name = Loop(String::from_utf8(output.stdout).unwrap().trim().to_owned());
+    let device: SharedDevice = Arc::new(FileDevice::open_read_write(&name.0).unwrap());
+    let window = WindowDevice::new(device, 4096, 512 << 10).unwrap();
+    let (mut kept, mut fresh) = ([0; 1024], [0; 1024]);
+    window.read_at(9000, &mut kept).unwrap();
+    window.write_at(9500, &[1; 10]).unwrap();
+    window.flush().unwrap();
+    let other = FileDevice::open_read_write(&path).unwrap();
+    other.write_at(4096 + 9000, &[7; 100]).unwrap();
+    window.read_at(9000, &mut kept).unwrap();
+    assert_eq!(kept[0], 0, "this system does not keep what was read");
+    read_fresh_at(&window, 9000, &mut fresh).unwrap();
+    assert_eq!((fresh[0], fresh[99], fresh[100], fresh[500]), (7, 7, 0, 1));
 }
 
 #[test]

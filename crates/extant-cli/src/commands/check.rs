@@ -14,6 +14,7 @@ use extant_check::{Answer, CheckError, CheckOptions, Meet, Problem, Report};
 use extant_image::write::Progress;
 use serde_json::{Value, json};
 
+use crate::commands::repair::note_holder;
 use crate::exit::{Exit, Failure, Result};
 use crate::image::{cut_off, mount_failure, note_journal_error, opening, split, window};
 use crate::in_use;
@@ -141,6 +142,7 @@ impl CheckArgs {
         let device = self.source.open_read_only(&file).map_err(|error| opening(error, &file))?;
         let device = window(device, self.offset, self.partition)?;
         self.note_use(&file, &name);
+        note_holder(&device, &name);
         let mut found = Found { name, unopened: None, report: Report::default(), replayed: None };
         let (shown, is_pending) = self.replay(&device, &mut found)?;
         let options = CheckOptions {

@@ -6,9 +6,10 @@ use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use extant_block::SharedDevice;
+use extant_block::{BlockDevice, SharedDevice};
+use extant_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock};
 use extant_repair::{
-    Ask, Decision, Fix, Outcome, Preen, RepairError, RepairOptions, UndoError, Yes,
+    Ask, Decision, Fix, Look, Outcome, Preen, RepairError, RepairOptions, UndoError, Yes,
 };
 use extant_sync::{Clock, SystemClock};
 use serde_json::{Value, json};
@@ -16,6 +17,7 @@ use serde_json::{Value, json};
 use crate::exit::{Exit, Failure, Result, chain};
 use crate::image::{cut_off, opening, split, window};
 use crate::in_use;
+use crate::interrupt;
 use crate::output::{Out, complain};
 use crate::size::parse_bytes;
 use crate::source::SourceArgs;
@@ -138,6 +140,17 @@ pub(crate) fn run(args: &RepairArgs) -> Result<Exit> {
             .hint("pass -y (yes to everything), -p (what loses nothing) or -n (change nothing)"));
     }
     let device = args.open(&file, &name)?;
+    let look = match args.dry_run {
+        true => {
+            note_holder(&device, &name);
+            None
+        }
+        false => {
+            let look =
+                extant_repair::look(&device, &SystemClock, &mut |seconds| waits(&name, seconds));
+            Some(look.map_err(|error| cannot(&error, &name))?)
+        }
+    };
     let now = match epoch(None)? {
         Some(epoch) => epoch,
         None => SystemClock.now().0,
@@ -151,17 +164,10 @@ pub(crate) fn run(args: &RepairArgs) -> Result<Exit> {
     let options = RepairOptions { now };
     let outcome = extant_repair::repair(SharedDevice::clone(&device), &options, ask)
         .map_err(|error| cannot(&error, &name))?;
-    let writes = !args.dry_run && !outcome.plan.is_empty();
-    if writes {
-        if let Some(undo) = &args.undo {
-            let writes = outcome.plan.writes();
-            save_undo(&device, writes.map(|(at, bytes)| (at, bytes.len() as u64)), undo)?;
-        }
-        outcome.plan.apply(&*device).map_err(|error| {
-            Failure::from(error)
-                .about(&name)
-                .hint("the image is marked as in need of a check: repair it again")
-        })?;
+    let look = look.filter(|_| !outcome.plan.is_empty());
+    let writes = look.is_some();
+    if let Some(look) = look {
+        args.write(&device, &outcome, look, &name)?;
     }
     args.show(&outcome, &name, writes)?;
     Ok(args.exit(&outcome))
@@ -183,6 +189,30 @@ impl RepairArgs {
         };
         let device = opened.map_err(|error| opening(error, file))?;
         window(device, self.offset, self.partition)
+    }
+
+    /// Does the writes, while nobody else has the file system.
+    fn write(
+        &self,
+        device: &SharedDevice,
+        outcome: &Outcome,
+        look: Look,
+        name: &str,
+    ) -> Result<()> {
+        // From here on ^C waits for the end, which is near: who is killed stays in the block of multi-mount
+        // protection, in everybody's way.
+        interrupt::listen()?;
+        held(device, look, Some(outcome), name, |below| {
+            if let Some(undo) = &self.undo {
+                let writes = outcome.plan.writes();
+                save_undo(below, writes.map(|(at, bytes)| (at, bytes.len() as u64)), undo)?;
+            }
+            outcome.plan.apply(below).map_err(|error| {
+                Failure::from(error)
+                    .about(name)
+                    .hint("the image is marked as in need of a check: repair it again")
+            })
+        })
     }
 
     fn exit(&self, outcome: &Outcome) -> Exit {
@@ -252,6 +282,47 @@ impl RepairArgs {
     }
 }
 
+/// Says that another host is given time to show itself.
+fn waits(name: &str, seconds: u64) {
+    complain(&format!(
+        "{name}: note: multi-mount protection: waiting {seconds} s for another host to show itself"
+    ));
+}
+
+/// Says who has the file system by what its block says, for commands that write nothing.
+pub(crate) fn note_holder(device: &SharedDevice, name: &str) {
+    // Whatever else is wrong with it is for the check.
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    let read = device.read_at(SUPERBLOCK_OFFSET, &mut bytes);
+    if read.is_err() || Superblock::decode(&bytes).is_err() {
+        return;
+    }
+    if let Ok(Some(who)) = extant_repair::holder(device) {
+        complain(&format!(
+            "{name}: note: {} has it, by multi-mount protection: if that is at work, what is found may be a \
+             change under way",
+            escape(who.as_bytes())
+        ));
+    }
+}
+
+/// Runs `work` while nobody else has the file system, and gives it back whatever became of it.
+fn held<T>(
+    device: &SharedDevice,
+    look: Look,
+    outcome: Option<&Outcome>,
+    name: &str,
+    work: impl FnOnce(&dyn BlockDevice) -> Result<T>,
+) -> Result<T> {
+    let claimed = look.claim(device, outcome, &SystemClock, &mut |seconds| waits(name, seconds));
+    let held = claimed.map_err(|error| cannot(&error, name))?;
+    let done = held.with(work);
+    let ended = held.end().map_err(|error| cannot(&error, name));
+    let done = done?;
+    ended?;
+    Ok(done)
+}
+
 fn finding_json(one: &Fix) -> Value {
     json!({
         "code": one.code,
@@ -270,10 +341,14 @@ fn finding_json(one: &Fix) -> Value {
 fn cannot(error: &RepairError, name: &str) -> Failure {
     let exit = match error {
         RepairError::Features { .. } => Exit::Unsupported,
+        RepairError::InUse { .. } => Exit::Refused,
         _ => Exit::Io,
     };
     let failure = Failure::new(exit, chain(error)).about(name);
     match error {
+        RepairError::InUse { .. } => {
+            failure.hint(format!("if no host uses it: extant tune -E clear_mmp {name}"))
+        }
         RepairError::DeviceTooSmall { wanted, .. } => failure.hint(cut_off(name, *wanted)),
         _ => failure,
     }
@@ -281,7 +356,7 @@ fn cannot(error: &RepairError, name: &str) -> Failure {
 
 /// Writes the undo file and makes it durable.
 pub(crate) fn save_undo(
-    device: &SharedDevice,
+    device: &dyn BlockDevice,
     places: impl Iterator<Item = (u64, u64)>,
     path: &Path,
 ) -> Result<()> {
@@ -296,7 +371,7 @@ pub(crate) fn save_undo(
                 .hint("an undo file is never overwritten: give another name"),
             _ => failed(error),
         })?;
-    match extant_repair::save_undo(&**device, places, &mut file) {
+    match extant_repair::save_undo(device, places, &mut file) {
         Ok(()) => {}
         Err(UndoError::File(error)) => return Err(failed(error)),
         Err(error) => return Err(Failure::new(Exit::Io, error.to_string())),
@@ -321,12 +396,17 @@ pub(crate) fn run_undo(args: &UndoArgs) -> Result<Exit> {
         .map_err(|error| Failure::caused(Exit::Io, &format!("{shown} cannot be opened"), &error))?;
     let device = args.source.open_read_write(&file).map_err(|error| opening(error, &file))?;
     let device = window(device, args.offset, args.partition)?;
-    let bytes = extant_repair::undo(&*device, &mut undo).map_err(|error| {
-        let exit = match &error {
-            UndoError::Device(_) | UndoError::File(_) => Exit::Io,
-            _ => Exit::Refused,
-        };
-        Failure::new(exit, error.to_string()).about(&shown)
+    let look = extant_repair::look(&device, &SystemClock, &mut |seconds| waits(&name, seconds));
+    let look = look.map_err(|error| cannot(&error, &name))?;
+    interrupt::listen()?;
+    let bytes = held(&device, look, None, &name, |below| {
+        extant_repair::undo(below, &mut undo).map_err(|error| {
+            let exit = match &error {
+                UndoError::Device(_) | UndoError::File(_) => Exit::Io,
+                _ => Exit::Refused,
+            };
+            Failure::new(exit, error.to_string()).about(&shown)
+        })
     })?;
     complain(&format!("{name}: {} put back", counted(bytes, "byte")));
     Ok(Exit::Success)

@@ -1,6 +1,8 @@
 //! `extant repair` and `extant undo`: what they tell, change and put back.
 
 use crate::support;
+use extant_format::mmp::{Mmp, MmpState};
+use extant_format::superblock::Superblock;
 use support::{Place, tool};
 
 fn write(place: &Place, name: &str, contents: &str) {
@@ -115,4 +117,53 @@ fn a_number_of_blocks_that_a_backup_denies_is_not_believed() {
     let fsck = tool("e2fsck", &["-fn", "a.img"], place.0.path()).unwrap();
     assert!(fsck.status.success(), "{}", String::from_utf8_lossy(&fsck.stdout));
     place.run(&["check", "a.img"]).succeeds();
+}
+
+/// An image with multi-mount protection, a wrong count, and a mark of somebody who was cut off.
+fn marked(place: &Place, mark: MmpState) {
+    write(place, "source/kept", "kept");
+    place.run(&["build", "a.img", "--from", "source"]).succeeds();
+    place.run(&["tune", "-O", "mmp", "a.img"]).succeeds();
+    let mut bytes = std::fs::read(place.path("a.img")).unwrap();
+    let mut sb = Superblock::decode(&bytes[1024..2048]).unwrap();
+    sb.free_inodes_count = 3;
+    bytes[1024..2048].copy_from_slice(&sb.encode());
+    let seed = sb.features.metadata_csum().then(|| sb.checksum_seed());
+    let at = sb.mmp_block.0 as usize * sb.block_size.len();
+    let mut mmp = Mmp::decode(seed, &bytes[at..]).unwrap();
+    mmp.state = mark;
+    bytes[at..at + 1024].copy_from_slice(&mmp.encode(seed));
+    std::fs::write(place.path("a.img"), bytes).unwrap();
+}
+
+#[test]
+fn who_may_have_it_by_multi_mount_protection_is_named_and_nothing_is_written() {
+    let place = Place::new();
+    marked(&place, MmpState::Fsck);
+    let before = std::fs::read(place.path("a.img")).unwrap();
+    write(&place, "empty", "");
+    let order = "extant tune -E clear_mmp a.img";
+    place.run(&["repair", "-y", "a.img"]).ends_with(7).complains(&["a check"]).hints(order);
+    place.run(&["repair", "-p", "a.img"]).ends_with(7).hints(order);
+    place.run(&["undo", "empty", "a.img"]).ends_with(7).hints(order);
+    place.run(&["repair", "-n", "a.img"]).ends_with(4).complains(&["note", "a check"]);
+    assert!(place.run(&["check", "a.img"]).err().contains("a check or a conversion"));
+    assert!(std::fs::read(place.path("a.img")).unwrap() == before, "nothing was written");
+    place.run(&["tune", "--plan", "-E", "clear_mmp", "a.img"]).succeeds();
+    place.run(&["tune", "-E", "clear_mmp", "a.img"]).succeeds();
+    let told = place.run(&["tune", "-E", "clear_mmp", "a.img"]).succeeds().out();
+    assert!(told.contains("is so already"), "{told}");
+    place.run(&["repair", "-n", "a.img"]).ends_with(4);
+}
+
+#[test]
+#[ignore = "waits for half a minute, as the protection wants"]
+fn a_mount_that_was_cut_off_is_waited_for_and_followed() {
+    let place = Place::new();
+    marked(&place, MmpState::Active(77));
+    let said = ["waiting 11 s"];
+    place.run(&["repair", "-y", "--undo", "u", "a.img"]).ends_with(1).complains(&said);
+    place.run(&["check", "a.img"]).succeeds();
+    place.run(&["undo", "u", "a.img"]).succeeds();
+    place.run(&["repair", "-n", "a.img"]).ends_with(4);
 }

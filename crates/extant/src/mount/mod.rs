@@ -40,7 +40,7 @@ use extant_jbd2::{
 };
 use extant_layout::support::{READABLE, WRITABLE};
 
-use extant_sync::{Clock, SystemClock};
+use extant_sync::{Clock, SystemClock, threads};
 
 use crate::error::{Fault, FsError, MountError, Result};
 use crate::fs::{Fs, Mount};
@@ -115,6 +115,7 @@ impl Default for MountOptions {
                 dirty_max: 0,
                 flush_before_zero: false,
                 publish_before_data: false,
+                stage_threads: 1,
             },
             verify_checksums: true,
             read_limit: 1 << 30,
@@ -259,6 +260,9 @@ impl MountOptions {
     /// much is dirty, and one that reads ahead for sequential readers. Default: true. Without them
     /// the embedding program calls `tick`, or data is written only by syncs. The threads end with
     /// [`Fs::unmount`] or with the last `Fs` and handle.
+    ///
+    /// With them, up to four threads also encrypt and write the batches of writeback of encrypted
+    /// files, for as long as one batch takes.
     #[must_use]
     pub fn background(mut self, background: bool) -> MountOptions {
         self.background = background;
@@ -680,6 +684,12 @@ impl fmt::Debug for MountOptions {
 }
 
 /// Fails, naming the features, if the image has features that reading would get wrong.
+/// Number of threads that encrypt and write a batch of writeback: one for each processor, and few
+/// enough that a mount is no burden to others.
+fn stage_threads() -> usize {
+    threads::available().min(STAGE_THREADS_MAX)
+}
+
 fn check_features(features: &Features) -> Result<()> {
     check_read_by(features, cfg!(feature = "casefold"))
 }
@@ -820,13 +830,19 @@ impl Fs {
             cache_bytes: options.cache_bytes,
             inodes_max: options.inodes_max,
             read_limit: options.read_limit,
-            data_cache: options.data_cache.clone(),
+            data_cache: DataCache {
+                stage_threads: if options.background { stage_threads() } else { 1 },
+                ..options.data_cache.clone()
+            },
             fast_commit,
             replay,
         };
         Fs::of(Mount::new(Volume::new(device, superblock, volume_options)))
     }
 }
+
+/// Most threads for [`stage_threads`].
+const STAGE_THREADS_MAX: usize = 4;
 
 const _: () = assert!(MAGIC == 0xef53, "the message of FsError::NotExt spells it out");
 

@@ -118,6 +118,8 @@ pub(crate) struct DataCache {
     pub(crate) flush_before_zero: bool,
     /// Whether metadata is committed before the data that it points to is written, for tests.
     pub(crate) publish_before_data: bool,
+    /// Number of threads that encrypt and write a batch of writeback.
+    pub(crate) stage_threads: usize,
 }
 
 impl Evict for Arc<Slot> {
@@ -349,6 +351,7 @@ impl Volume {
             dirty_max,
             flush_before_zero,
             publish_before_data,
+            stage_threads,
         } = self.data_cache;
         if let Some(shared) = shared {
             let cache = shared.cache(self.block_size)?;
@@ -360,6 +363,7 @@ impl Volume {
         options.dirty_max = dirty_max;
         options.flush_before_zero = flush_before_zero;
         options.publish_before_data = publish_before_data;
+        options.stage_threads = stage_threads;
         let cache = extant_iomap::Cache::new(options)?;
         Ok(self.page_cache.get_or_init(|| cache))
     }

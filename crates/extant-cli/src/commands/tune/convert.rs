@@ -149,7 +149,7 @@ impl ConvertArgs {
         let mut kept = Ok(());
         let done = extant_tune::tune(&device, request, &mut |places| {
             let Some(undo) = &self.undo else { return Ok(()) };
-            kept = save_undo(&device, places.iter().copied(), undo);
+            kept = save_undo(&*device, places.iter().copied(), undo);
             match &kept {
                 Ok(()) => Ok(()),
                 Err(_) => Err(TuneError::Refused {
