@@ -683,13 +683,16 @@ impl fmt::Debug for MountOptions {
     }
 }
 
-/// Fails, naming the features, if the image has features that reading would get wrong.
-/// Number of threads that encrypt and write a batch of writeback: one for each processor, and few
+/// Most threads that [`stage_threads`] returns.
+const STAGE_THREADS_MAX: usize = 4;
+
+/// Returns how many threads encrypt and write a batch of writeback: one for each processor, and few
 /// enough that a mount is no burden to others.
 fn stage_threads() -> usize {
     threads::available().min(STAGE_THREADS_MAX)
 }
 
+/// Fails, naming the features, if the image has features that reading would get wrong.
 fn check_features(features: &Features) -> Result<()> {
     check_read_by(features, cfg!(feature = "casefold"))
 }
@@ -840,9 +843,6 @@ impl Fs {
         Fs::of(Mount::new(Volume::new(device, superblock, volume_options)))
     }
 }
-
-/// Most threads for [`stage_threads`].
-const STAGE_THREADS_MAX: usize = 4;
 
 const _: () = assert!(MAGIC == 0xef53, "the message of FsError::NotExt spells it out");
 
