@@ -201,8 +201,14 @@ fn run_editor(draft: &Draft) -> Result<()> {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => {
             let message = format!("the editor {name} ended with {status}: nothing was changed");
-            Err(Failure::new(Exit::Refused, message)
-                .hint("set EDITOR or VISUAL to an editor that is installed"))
+            let failure = Failure::new(Exit::Refused, message);
+            // What a shell says of a program that is not there, or is none.
+            Err(match status.code() {
+                Some(126 | 127) => {
+                    failure.hint("set EDITOR or VISUAL to an editor that is installed")
+                }
+                _ => failure,
+            })
         }
         Err(error) => {
             Err(Failure::caused(Exit::Io, &format!("cannot run the editor {name}"), &error))
