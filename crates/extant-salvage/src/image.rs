@@ -34,6 +34,8 @@ pub struct Image {
     pub(crate) notes: Vec<String>,
     /// The log had something, which is shown in its places.
     pub(crate) is_replayed: bool,
+    /// The log, or a part of it, is not shown, although changes may wait in it.
+    pub(crate) lacks_log: bool,
 }
 
 impl Image {
@@ -56,12 +58,18 @@ impl Image {
             blocks,
             notes,
             is_replayed: false,
+            lacks_log: false,
         }
     }
 
     /// Returns what is worth knowing about how the image was found, in sentences.
     pub fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    /// Returns whether changes may wait in the journal that are not shown: it, or a part of it, could not be brought in.
+    pub fn lacks_log(&self) -> bool {
+        self.lacks_log
     }
 
     /// Returns the superblock that was found, or that follows from the descriptors.

@@ -85,9 +85,12 @@ impl Image {
                 };
                 *self = Image::of(device, sb, notes);
                 self.is_replayed = true;
+                self.lacks_log = damaged > 0 || fast_commits > 0;
             }
             Err(why) => {
-                self.notes.push(format!("the journal cannot be brought in, and is left out: {why}"))
+                self.lacks_log = true;
+                self.notes
+                    .push(format!("the journal cannot be brought in, and is left out: {why}"));
             }
         }
     }

@@ -120,11 +120,11 @@ pub(crate) fn run(args: &SalvageArgs) -> Result<Exit> {
     if !args.quiet {
         omitted.note();
     }
-    Ok(if is_whole(&summary) { Exit::Success } else { Exit::Image })
+    Ok(if is_whole(&image, &summary) { Exit::Success } else { Exit::Image })
 }
 
-fn is_whole(summary: &Summary) -> bool {
-    summary.damaged == 0 && summary.lost_groups == 0
+fn is_whole(image: &Image, summary: &Summary) -> bool {
+    summary.damaged == 0 && summary.lost_groups == 0 && !image.lacks_log()
 }
 
 /// Why an image cannot be opened at all, and what to do about it.
@@ -227,7 +227,7 @@ fn show(
             "image": name,
             "notes": image.notes(),
             "complete": is_over,
-            "whole": is_over && is_whole(summary),
+            "whole": is_over && is_whole(image, summary),
             "directories": summary.directories,
             "files": summary.files,
             "bytes": summary.bytes,
@@ -254,6 +254,9 @@ fn show(
     text += &match (summary.damaged, summary.missing) {
         // What comes next says why it ended.
         (0, _) if !is_over => " so far; there may be more".to_owned(),
+        (0, _) if image.lacks_log() => {
+            "; what was found is whole, but for changes that the journal may have held".to_owned()
+        }
         (0, _) => "; all that was found is whole".to_owned(),
         (damaged, 0) => format!("; {damaged} damaged"),
         (damaged, missing) => format!("; {damaged} damaged, {} missing", counted(missing, "byte")),

@@ -250,12 +250,18 @@ fn a_journal_that_is_pending_is_brought_in() {
             "{notes:?}"
         );
         assert_eq!(kept.contents[b"/d/late".as_slice()], b"written late");
+        let lacks_log = |device: &MemoryDevice| {
+            let image = Image::open(Arc::new(device.snapshot()), &Options::default()).unwrap();
+            image.lacks_log()
+        };
+        assert!(!lacks_log(&device));
         // A log that is none is said, and gone on without.
         let sb = superblock(&cut);
         let log = first_block(&cut, "<8>");
         wipe_block(&device, log.0, sb.block_size);
         let (kept, _, notes) = of(&device).unwrap();
         assert!(notes.iter().any(|note| note.contains("left out")), "{notes:?}");
+        assert!(lacks_log(&device), "what waited in it is missing");
         assert_contents(&sound, &kept, "without a journal");
     }
 }
