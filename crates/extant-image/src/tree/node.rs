@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-/// Index of a node of one [`Tree`].
+/// Index of a node of one [`Tree`](super::Tree).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct NodeId(pub u32);
 
@@ -10,7 +10,7 @@ impl NodeId {
     /// The root directory.
     pub const ROOT: NodeId = NodeId(0);
 
-    /// As an index of [`Tree::nodes`].
+    /// As an index of [`Tree::nodes`](super::Tree::nodes).
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -119,9 +119,9 @@ pub struct Node {
     pub target: ArenaRef,
     /// Index of the list of data runs, when the file has holes; `NO_RUNS` when it has none.
     pub runs: u32,
-    /// How many names it has; a directory has 1. Set by [`TreeBuilder::finish`].
+    /// How many names it has; a directory has 1. Set by [`TreeBuilder::finish`](super::TreeBuilder::finish).
     pub name_count: u32,
-    /// The first entry (in walk order) that names it. Set by [`TreeBuilder::finish`].
+    /// The first entry (in walk order) that names it. Set by [`TreeBuilder::finish`](super::TreeBuilder::finish).
     pub first_entry: u32,
 }
 
