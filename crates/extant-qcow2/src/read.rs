@@ -68,7 +68,7 @@ impl Qcow2 {
     /// Fetches what ranges of the disk consist of, in the file and in the image below, if these are far away. What
     /// is damaged is left to whoever reads it.
     pub(crate) fn bring_parts_near(&self, ranges: &[Range<u64>]) {
-        let _inside = self.gate.read();
+        let inside = self.gate.read();
         let bits = self.header.cluster_bits;
         let (mut here, mut below) = (Vec::new(), Vec::new());
         for range in ranges {
@@ -96,6 +96,8 @@ impl Qcow2 {
                 at = until;
             }
         }
+        // A server may take long, and what moves meanwhile is found again by who reads it.
+        drop(inside);
         self.store.bring_near(&here);
         if let Some(backing) = &self.backing {
             backing.bring_near(&below);

@@ -28,6 +28,7 @@ use crate::exit::{Exit, Failure, Result};
 use crate::fault::io_exit;
 use crate::image::{Image, ImageArgs};
 use crate::interrupt;
+use crate::place::is_address;
 use crate::progress::Bar;
 use crate::restore::{Job, LARGE_BYTES, Large, Level, PART_BYTES, Shared, Whole, Worker};
 use crate::text::escape;
@@ -123,7 +124,10 @@ pub(crate) fn run(args: &ExtractArgs) -> Result<Exit> {
     let worker = threads::scope(|scope| {
         let mut threads = Vec::new();
         // Behind a server they wait for answers most of the time, and not for processors.
-        let count = if far > 0 { THREADS_MAX } else { threads::available().min(THREADS_MAX) };
+        let count = match far > 0 || is_address(Path::new(&image.name)) {
+            true => THREADS_MAX,
+            false => threads::available().min(THREADS_MAX),
+        };
         for number in 1..count {
             threads.push(scope.spawn(&format!("extract-{number}"), move || {
                 let mut worker = Worker::new(shared);
