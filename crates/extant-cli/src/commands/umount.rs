@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use extant_fuse::mount::{hand_over_writes, unmount};
+use extant_fuse::mount::{MountError, hand_over_writes, unmount};
+use extant_sync::{Clock, SystemClock};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::Value;
@@ -116,7 +117,7 @@ pub(crate) fn take_down(dir: &Path, lazy: bool, timeout: Option<Duration>) -> Re
     if let Some(path) = hearer.as_ref().map(Hearer::path) {
         let _ = asked::order(point, &format!("tell={}", path.display()));
     }
-    unmount(point, lazy).map_err(|error| {
+    unmount_at_rest(point, lazy, &entry).map_err(|error| {
         let is_busy = error.is_busy();
         let failure = Failure::from(error);
         match is_busy {
@@ -141,6 +142,25 @@ pub(crate) fn take_down(dir: &Path, lazy: bool, timeout: Option<Duration>) -> Re
             .hint("what was stored before is there, and the next mount replays the journal"));
     }
     Ok(exit)
+}
+
+/// How long a mount may be busy by nobody who can be named.
+const UNSEEN: Duration = Duration::from_secs(1);
+
+/// Unmounts `point`. Whoever looks at it in this moment (`df`, a list of mounts, an index of names) keeps it busy for
+/// as long, and is gone when it is looked who it was.
+fn unmount_at_rest(point: &Path, lazy: bool, entry: &Entry) -> Result<(), MountError> {
+    let mut waited = Duration::ZERO;
+    loop {
+        match unmount(point, lazy) {
+            Err(error) if error.is_busy() && waited < UNSEEN && !busy::is_used(entry) => {
+                let pause = Duration::from_millis(20);
+                SystemClock.sleep(pause);
+                waited += pause;
+            }
+            done => return done,
+        }
+    }
 }
 
 /// Programs were told by every sync; whoever unmounts is told once more.

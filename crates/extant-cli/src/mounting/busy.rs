@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use crate::mounting::table::Entry;
+use crate::mounting::table::{self, Entry};
 use crate::text::escape;
 
 /// Most processes that are named.
@@ -33,11 +33,29 @@ pub(crate) fn users(mount: &Entry) -> Vec<String> {
     pids.iter().filter_map(used).collect()
 }
 
+/// Returns whether a process that this user may see, or a mount inside it, keeps `mount` busy for long.
+pub(crate) fn is_used(mount: &Entry) -> bool {
+    !users(mount).is_empty() || mount_inside(mount).is_some()
+}
+
+/// Where something is mounted inside `mount`.
+fn mount_inside(mount: &Entry) -> Option<PathBuf> {
+    let inside = |entry: &Entry| entry.point != mount.point && is_below(&entry.point, &mount.point);
+    table::all().ok()?.into_iter().find(inside).map(|entry| entry.point)
+}
+
 /// Returns who uses a mount as a part of a message.
 pub(crate) fn users_text(mount: &Entry) -> String {
     let users = users(mount);
     let more = match users.len() {
-        0 => return "a process that you may not see, or a mount inside it".to_owned(),
+        0 => {
+            return match mount_inside(mount) {
+                Some(point) => {
+                    format!("a mount inside it, {}", escape(point.as_os_str().as_bytes()))
+                }
+                None => "a process that you may not see".to_owned(),
+            };
+        }
         count if count > SHOWN_MAX => format!(" and {} more", count - SHOWN_MAX),
         _ => String::new(),
     };
@@ -86,7 +104,6 @@ fn is_below(path: &Path, point: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mounting::table;
 
     fn of(point: &Path) -> Entry {
         let entries = table::all().unwrap();

@@ -39,6 +39,7 @@ pub(crate) fn run(request: &Request) -> Result<Exit> {
 }
 
 fn launch() -> Result<Exit> {
+    close_what_was_inherited();
     let (link, theirs) = Link::pair().map_err(|error| no_child(&error))?;
     let mut keeper = child(KEEPER).stdin(theirs).spawn().map_err(|error| no_child(&error))?;
     match link.hear() {
@@ -55,6 +56,20 @@ fn launch() -> Result<Exit> {
         }
         Err(error) => Err(Failure::caused(Exit::Internal, "", &error)),
     }
+}
+
+/// Has the mount not inherit what a script or a supervisor had open: whoever reads such a pipe, or waits for such a
+/// lock, would wait for the end of the mount. What an argument names stays.
+fn close_what_was_inherited() {
+    let named: Vec<i32> = std::env::args_os()
+        .filter_map(|arg| {
+            let arg = arg.into_string().ok()?;
+            let number = arg.split_once("/dev/fd/").or_else(|| arg.split_once("/self/fd/"))?.1;
+            let end = number.find(|c: char| !c.is_ascii_digit()).unwrap_or(number.len());
+            number.get(..end)?.parse().ok()
+        })
+        .collect();
+    close_fds::set_fds_cloexec_threadsafe(3, &named);
 }
 
 /// Starts the server for a keeper, with `link` as its standard input.

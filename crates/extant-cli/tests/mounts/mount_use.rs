@@ -1,11 +1,14 @@
 //! Mounts in use: their options, their users, and the system's tools.
 
 use std::fs;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use rustix::process::Signal;
 
 use crate::support;
@@ -503,6 +506,64 @@ fn an_ordinary_user_mounts_and_edits_what_is_roots() {
     if let Some(check) = tool("e2fsck", &["-fn", image.to_str().unwrap()], Path::new("/")) {
         assert!(check.status.success(), "{}", text(&check));
     }
+}
+
+/// A directory of a mount that is open for nobody who can be named: it is on its way through a socket.
+fn open_unseen(dir: &Path) -> (UnixStream, UnixStream) {
+    let (from, to) = UnixStream::pair().unwrap();
+    let dir = fs::File::open(dir).unwrap();
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = [dir.as_fd()];
+    assert!(control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    let bytes = [std::io::IoSlice::new(b".")];
+    rustix::net::sendmsg(&from, &bytes, &mut control, SendFlags::empty()).unwrap();
+    (from, to)
+}
+
+#[test]
+fn who_looks_for_a_moment_does_not_keep_it_mounted_and_who_stays_does() {
+    let Some(mounts) = mounts() else { return };
+    mounts.mount(&[]).succeeds();
+    let way = open_unseen(&mounts.path("m"));
+    let refused = mounts.place.run(&["umount", "m"]);
+    refused.ends_with(7).complains(&["m is in use by a process that you may not see"]);
+    let mut unmounts = mounts.place.command(&["umount", "m"]).spawn().unwrap();
+    Command::new("sleep").arg("0.3").status().unwrap();
+    drop(way);
+    assert!(unmounts.wait().unwrap().success());
+    mounts.clean();
+}
+
+#[test]
+fn a_mount_inside_is_named() {
+    let Some(mounts) = mounts() else { return };
+    mounts.mount(&[]).succeeds();
+    let inner = mounts.inside("inner");
+    fs::create_dir(&inner).unwrap();
+    let here = mounts.path(".");
+    tool("mount", &["-t", "tmpfs", "none", "m/inner"], &here).unwrap();
+    let refused = mounts.place.run(&["umount", "m"]);
+    tool("umount", &["m/inner"], &here).unwrap();
+    refused.ends_with(7).complains(&["m is in use by a mount inside it, ", "/m/inner"]);
+    mounts.umount();
+}
+
+#[test]
+fn a_mount_keeps_nothing_that_its_caller_had_open() {
+    let Some(mounts) = mounts() else { return };
+    // A lock of a script, and a pipe that somebody reads to its end. An image by its descriptor stays.
+    let script = "exec 8>lock 9<>a.img; flock 8; $0 mount /dev/fd/9 m 7>&1; echo $?";
+    let here = |program: &str| {
+        let mut command = Command::new(program);
+        command.current_dir(mounts.path(".")).stdin(Stdio::null());
+        command
+    };
+    let said = here("bash").args(["-c", script, EXTANT]).output().unwrap();
+    let is_free = here("flock").args(["-n", "lock", "true"]).status().unwrap();
+    mounts.umount();
+    assert!(succeeded(&said).ends_with("0\n"), "{said:?}");
+    assert!(is_free.success(), "the mount has the lock");
 }
 
 #[test]
