@@ -40,6 +40,7 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod ahead;
 mod client;
 mod error;
 mod pipe;

@@ -18,6 +18,9 @@ use crate::wire::*;
 /// Replies to one option, at most.
 const OPTION_REPLIES_MAX: usize = 64;
 
+/// Bytes of requests that wait for others to be sent with.
+const UNSENT_MAX: usize = 28 * 64;
+
 /// Properties of an export as reported by the server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Export {
@@ -41,6 +44,8 @@ struct Waiting {
 pub(crate) struct Pipe {
     socket: Socket,
     limit: Duration,
+    /// Requests that are under way for their callers, and not sent yet: they go out together.
+    unsent: Vec<u8>,
     waiting: FxHashMap<u64, Waiting>,
     reads: usize,
     next: u64,
@@ -93,7 +98,8 @@ impl Pipe {
         self.reads == 0 || !matches!(operation, Operation::Write { .. })
     }
 
-    /// Sends a request, and returns its cookie. When that fails, the connection is of no use any more.
+    /// Makes a request, and returns its cookie. It is sent with the next one that has a payload, with
+    /// [`Pipe::send_all`], or before an answer is waited for. When that fails, the connection is of no use any more.
     pub(crate) fn send(&mut self, operation: Operation) -> Result<u64, (io::Error, Operation)> {
         let cookie = self.next;
         self.next += 1;
@@ -109,16 +115,60 @@ impl Pipe {
             _ => &[],
         };
         let head = request(command, fua, cookie, operation.offset(), operation.length() as u32);
-        if let Err(error) = self.socket.send(&head, payload) {
-            return Err((error, operation));
+        self.unsent.extend_from_slice(&head);
+        if !payload.is_empty() || self.unsent.len() >= UNSENT_MAX {
+            let sent = self.socket.send(&self.unsent, payload);
+            self.unsent.clear();
+            if let Err(error) = sent {
+                return Err((error, operation));
+            }
         }
         self.reads += usize::from(matches!(operation, Operation::Read { .. }));
         self.waiting.insert(cookie, Waiting { operation, errno: 0, came: 0 });
         Ok(cookie)
     }
 
+    /// Sends what was not sent yet. An error means that the connection is of no use any more.
+    pub(crate) fn send_all(&mut self) -> io::Result<()> {
+        if self.unsent.is_empty() {
+            return Ok(());
+        }
+        let sent = self.socket.send(&self.unsent, &[]);
+        self.unsent.clear();
+        sent
+    }
+
+    /// Returns whether the next answer has come whole, so that [`Pipe::receive`] does not wait.
+    pub(crate) fn has_answer(&self) -> bool {
+        self.has_come().is_some()
+    }
+
+    /// `None` when the bytes that have come are no whole answer. Nonsense is one: it is an error when it is taken.
+    fn has_come(&self) -> Option<()> {
+        let mut rest = self.socket.came();
+        loop {
+            let magic = u32::from_be_bytes(*rest.first_chunk()?);
+            if magic != STRUCTURED_REPLY_MAGIC {
+                let cookie = u64::from_be_bytes(*rest.get(8..)?.first_chunk()?);
+                let errno = rest.get(4..8)?;
+                let len = match self.waiting.get(&cookie).map(|waiting| &waiting.operation) {
+                    Some(Operation::Read { buffer, .. }) if errno == [0; 4] => buffer.len(),
+                    _ => 0,
+                };
+                return rest.get(16..)?.get(..len).map(drop);
+            }
+            let flags = u16::from_be_bytes(*rest.get(4..)?.first_chunk()?);
+            let len = u32::from_be_bytes(*rest.get(16..)?.first_chunk()?) as usize;
+            rest = rest.get(20..)?.get(len..)?;
+            if flags & CHUNK_DONE != 0 {
+                return Some(());
+            }
+        }
+    }
+
     /// The next answer that is complete. An error means that the connection is of no use any more.
     pub(crate) fn receive(&mut self) -> io::Result<Answer> {
+        self.send_all()?;
         loop {
             let magic = self.socket.take_u32()?;
             let (cookie, errno) = match magic {
@@ -400,9 +450,11 @@ fn negotiate(
                     export.ok_or_else(|| broken("the server did not describe the export"))?;
                 let export = Export { size, flags, block_min, payload_max };
                 socket.take_time()?;
+                socket.read_ahead();
                 return Ok(Pipe {
                     socket,
                     limit,
+                    unsent: Vec::new(),
                     waiting: FxHashMap::default(),
                     reads: 0,
                     next: 1,
@@ -436,4 +488,82 @@ fn negotiate(
 /// A buffer for a part of a read.
 pub(crate) fn read_of(offset: u64, len: usize) -> Operation {
     Operation::Read { offset, buffer: AlignedBuffer::zeroed(len) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::stream::Kind;
+
+    fn pair() -> (Pipe, UnixStream) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let mut socket = Socket::new(Kind::Unix(ours));
+        socket.read_ahead();
+        let export = Export { size: 1 << 20, flags: 0, block_min: 1, payload_max: 1 << 20 };
+        let (limit, waiting) = (Duration::from_secs(1), FxHashMap::default());
+        (Pipe { socket, limit, unsent: Vec::new(), waiting, reads: 0, next: 1, export }, theirs)
+    }
+
+    fn simple(cookie: u64, byte: u8) -> Vec<u8> {
+        let head = [SIMPLE_REPLY_MAGIC, 0].map(u32::to_be_bytes).concat();
+        [&head[..], &cookie.to_be_bytes(), &[byte; 512]].concat()
+    }
+
+    fn structured(cookie: u64, byte: u8) -> Vec<u8> {
+        let mut reply = Vec::new();
+        for (flags, offset) in [(0u16, 0u64), (CHUNK_DONE, 256)] {
+            reply.extend(STRUCTURED_REPLY_MAGIC.to_be_bytes());
+            reply.extend([flags, CHUNK_DATA].map(u16::to_be_bytes).concat());
+            reply.extend(cookie.to_be_bytes());
+            reply.extend(264u32.to_be_bytes());
+            reply.extend(offset.to_be_bytes());
+            reply.extend([byte; 256]);
+        }
+        reply
+    }
+
+    #[test]
+    fn requests_go_out_and_answers_come_in_together_and_half_an_answer_is_none() {
+        for answer in [simple, structured] {
+            let (mut pipe, mut server) = pair();
+            for cookie in 1..=3 {
+                assert_eq!(pipe.send(read_of(0, 512)).ok(), Some(cookie));
+            }
+            pipe.send_all().unwrap();
+            let mut asked = [0; 4096];
+            assert_eq!(server.read(&mut asked).unwrap(), 3 * 28, "in one piece");
+            assert!(!pipe.has_answer(), "nothing has come");
+            let all = [answer(3, 3), answer(1, 1), answer(2, 2)].concat();
+            let (first, rest) = all.split_at(all.len() - 1);
+            server.write_all(first).unwrap();
+            for cookie in [3, 1] {
+                let is_first = cookie == 3;
+                assert_eq!(pipe.has_answer(), !is_first, "nothing is read to find out");
+                let came = pipe.receive().unwrap();
+                let Operation::Read { buffer, .. } = came.operation else { panic!("a read") };
+                assert_eq!((came.cookie, came.errno), (cookie, 0));
+                assert!(buffer.iter().all(|byte| u64::from(*byte) == cookie));
+            }
+            assert!(!pipe.has_answer(), "a byte is missing");
+            server.write_all(rest).unwrap();
+            assert_eq!(pipe.receive().unwrap().cookie, 2);
+            assert!(!pipe.has_answer() && pipe.len() == 0);
+        }
+    }
+
+    #[test]
+    fn a_payload_follows_what_was_asked_before_it() {
+        let (mut pipe, mut server) = pair();
+        pipe.send(Operation::Flush).ok().unwrap();
+        let buffer = AlignedBuffer::copy_of(&[7; 512]);
+        pipe.send(Operation::Write { offset: 0, buffer, fua: false }).ok().unwrap();
+        let mut came = [0; 28 * 2 + 512];
+        server.read_exact(&mut came).unwrap();
+        let command = |at: usize| u16::from_be_bytes([came[at + 6], came[at + 7]]);
+        assert_eq!((command(0), command(28)), (CMD_FLUSH, CMD_WRITE));
+        assert!(came[56..].iter().all(|byte| *byte == 7));
+    }
 }

@@ -82,14 +82,18 @@ impl Queue for Reads<'_> {
                 },
             }
         }
+        if self.pipe.as_mut().is_some_and(|pipe| pipe.send_all().is_err()) {
+            self.lost();
+        }
     }
 
     fn reap(&mut self, wait: Wait) -> Option<Finished> {
         if let Some(finished) = self.finished.pop_front() {
             return Some(finished);
         }
-        // Polling finds what was done already; bytes on the way are waited for.
-        if wait == Wait::Poll || self.running.is_empty() {
+        // Polling finds what has come already; bytes on the way are waited for.
+        let has_come = || self.pipe.as_ref().is_none_or(Pipe::has_answer);
+        if self.running.is_empty() || (wait == Wait::Poll && !has_come()) {
             return None;
         }
         match self.pipe.as_mut().map(Pipe::receive) {

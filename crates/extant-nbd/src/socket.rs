@@ -6,25 +6,27 @@ use std::time::Duration;
 use extant_sync::{Clock, SystemClock};
 
 use crate::address::At;
+use crate::ahead::Ahead;
 use crate::stream::{Kind, Stream};
 use crate::tls::Session;
 
 /// One side of a connection.
 ///
-/// Nothing is read ahead: what came in plain text before TLS began, and was not asked for, is taken for TLS, which it
-/// is not.
+/// Nothing is read ahead before [`Socket::read_ahead`]: what came in plain text before TLS began, and was not asked for,
+/// is taken for TLS, which it is not.
 pub(crate) struct Socket {
     stream: Stream,
     session: Option<Session>,
+    ahead: Option<Ahead>,
 }
 
 impl Socket {
     pub(crate) fn new(kind: Kind) -> Socket {
-        Socket { stream: Stream::new(kind), session: None }
+        Socket { stream: Stream::new(kind), session: None, ahead: None }
     }
 
     pub(crate) fn connect(at: &At, limit: Duration) -> io::Result<Socket> {
-        Ok(Socket { stream: Stream::connect(at, limit)?, session: None })
+        Ok(Socket { stream: Stream::connect(at, limit)?, session: None, ahead: None })
     }
 
     /// How long one read or write may take.
@@ -41,6 +43,16 @@ impl Socket {
     pub(crate) fn take_time(&mut self) -> io::Result<()> {
         self.stream.until = None;
         self.stream.set_timeouts(self.stream.limit)
+    }
+
+    /// From here on, what comes with what was asked for is kept. Nobody may [`Socket::peek`] or begin TLS then.
+    pub(crate) fn read_ahead(&mut self) {
+        self.ahead = Some(Ahead::new());
+    }
+
+    /// What was read ahead.
+    pub(crate) fn came(&self) -> &[u8] {
+        self.ahead.as_ref().map_or(&[], Ahead::rest)
     }
 
     pub(crate) fn is_secret(&self) -> bool {
@@ -116,9 +128,26 @@ impl Socket {
 
 impl Read for Socket {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let Socket { stream, session, ahead } = self;
+        let mut bytes = Bytes { stream, session: session.as_mut() };
+        match ahead {
+            None => bytes.read(out),
+            Some(ahead) => ahead.read(&mut bytes, out),
+        }
+    }
+}
+
+/// Bytes as the other side meant them.
+struct Bytes<'a> {
+    stream: &'a mut Stream,
+    session: Option<&'a mut Session>,
+}
+
+impl Read for Bytes<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         match &mut self.session {
             None => self.stream.read(out),
-            Some(session) => session.read(&mut self.stream, out),
+            Some(session) => session.read(self.stream, out),
         }
     }
 }

@@ -189,11 +189,15 @@ fn read(device: &NbdDevice) -> Result<f64> {
                 ensure!(queue.push(0, Operation::Read { offset, buffer }).is_ok(), "a full queue");
             }
             queue.submit();
-            let Some(finished) = queue.reap(Wait::Block) else { bail!("nothing is under way") };
-            finished.completion.result?;
-            done += 1;
-            if let Operation::Read { buffer, .. } = finished.completion.operation {
-                free.push(buffer);
+            let mut next = queue.reap(Wait::Block);
+            ensure!(next.is_some(), "nothing is under way");
+            while let Some(finished) = next {
+                finished.completion.result?;
+                done += 1;
+                if let Operation::Read { buffer, .. } = finished.completion.operation {
+                    free.push(buffer);
+                }
+                next = queue.reap(Wait::Poll);
             }
         }
     }
