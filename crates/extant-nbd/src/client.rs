@@ -1,7 +1,7 @@
 //! The device behind a server.
 
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use extant_base::sabotage;
 use extant_block::{
     AlignedBuffer, BlockDevice, Completion, DeviceError, DeviceFault, Operation, OperationKind,
-    Pending, Queue, QueueOptions, check_range,
+    Pending, Queue, QueueOptions, ReadRun, WriteRun, check_range,
 };
 use extant_sync::{Clock, Condvar, Mutex, Rank, RwLock, SystemClock, check_may_wait};
 
@@ -17,6 +17,7 @@ use crate::address::Address;
 use crate::error::NbdError;
 use crate::pipe::{Export, Pipe, read_of};
 use crate::queue::Reads;
+use crate::runs::Buffers;
 use crate::tls::Connector;
 use crate::unflushed::Unflushed;
 use crate::wire::*;
@@ -78,7 +79,7 @@ pub struct NbdDevice {
     /// Lock held shared by threads with requests under way, exclusively by the one that repeats
     /// writes.
     gate: RwLock<()>,
-    unflushed: Mutex<Unflushed>,
+    pub(crate) unflushed: Mutex<Unflushed>,
     /// Connections that were given up with changes under way, and that the server has not ended.
     lingering: Mutex<Vec<Pipe>>,
     /// When it was last in vain to connect, and why.
@@ -173,8 +174,22 @@ impl NbdDevice {
         self.export.flags & flag != 0
     }
 
+    /// Longest payload of one request, in bytes.
+    pub(crate) fn longest(&self) -> u64 {
+        u64::from(self.export.payload_max)
+    }
+
     fn fail(&self, operation: &Operation, error: io::Error) -> DeviceError {
-        let (kind, offset, len) = (operation.kind(), operation.offset(), operation.length());
+        self.failed(operation.kind(), operation.offset(), operation.length(), error)
+    }
+
+    pub(crate) fn failed(
+        &self,
+        kind: OperationKind,
+        offset: u64,
+        len: u64,
+        error: io::Error,
+    ) -> DeviceError {
         DeviceError::new(self.describe(), kind, offset, len, DeviceFault::Io(error))
     }
 
@@ -350,7 +365,7 @@ impl NbdDevice {
     }
 
     /// Refuses a change while the server may still make an older one.
-    fn check_lingering(&self) -> io::Result<()> {
+    pub(crate) fn check_lingering(&self) -> io::Result<()> {
         let mut lingering = self.lingering.lock();
         lingering.retain(|pipe| !pipe.has_ended());
         match lingering.len() {
@@ -407,7 +422,11 @@ impl NbdDevice {
     }
 
     /// Runs requests that the server takes as they are, many at a time; they come back in their order.
-    fn run(&self, operations: Vec<Operation>) -> Vec<(Operation, io::Result<()>)> {
+    pub(crate) fn run(
+        &self,
+        operations: Vec<Operation>,
+        buffers: Buffers,
+    ) -> Vec<(Operation, io::Result<()>)> {
         let count = operations.len();
         let mut todo: VecDeque<(usize, Operation)> = operations.into_iter().enumerate().collect();
         let mut done: Vec<Option<(Operation, io::Result<()>)>> = (0..count).map(|_| None).collect();
@@ -420,7 +439,7 @@ impl NbdDevice {
                 None => self.recover(&mut tries, last),
             };
             let left = todo.len();
-            last = match connected.map(|pipe| self.exchange(pipe, &mut todo, &mut done)) {
+            last = match connected.map(|pipe| self.exchange(pipe, buffers, &mut todo, &mut done)) {
                 Ok(Ok(connected)) => {
                     pipe = Some(connected);
                     break;
@@ -448,6 +467,7 @@ impl NbdDevice {
     fn exchange(
         &self,
         mut pipe: Pipe,
+        buffers: Buffers,
         todo: &mut VecDeque<(usize, Operation)>,
         done: &mut [Option<(Operation, io::Result<()>)>],
     ) -> io::Result<Pipe> {
@@ -473,7 +493,7 @@ impl NbdDevice {
                 }
                 continue;
             }
-            let answer = match pipe.receive() {
+            let mut answer = match pipe.receive() {
                 Ok(answer) => answer,
                 Err(error) => break error,
             };
@@ -486,7 +506,7 @@ impl NbdDevice {
                 errno => Err(io::Error::from_raw_os_error(errno)),
             };
             if result.is_ok() {
-                self.unflushed.lock().note(&answer.operation);
+                self.unflushed.lock().note(&mut answer.operation, buffers);
                 if matches!(answer.operation, Operation::Flush)
                     && let Some((_, until)) = marks.iter().find(|(of, _)| *of == number as u64)
                 {
@@ -508,7 +528,7 @@ impl NbdDevice {
     }
 
     /// One operation of a batch, whole.
-    fn one(&self, mut operation: Operation) -> Completion {
+    pub(crate) fn one(&self, mut operation: Operation) -> Completion {
         check_may_wait("a device");
         let (kind, offset, len) = (operation.kind(), operation.offset(), operation.length());
         if let Err(error) = check_range(self, kind, offset, len) {
@@ -562,7 +582,8 @@ impl NbdDevice {
         let is_cut = len > u64::from(self.export.payload_max)
             || (kind == OperationKind::WriteZeroes && !self.has(SEND_WRITE_ZEROES));
         if !is_cut {
-            let Some((operation, result)) = self.run(vec![operation]).pop() else {
+            let Some((operation, result)) = self.run(vec![operation], Buffers::GivenBack).pop()
+            else {
                 return (Operation::Flush, Ok(()));
             };
             let result = result.map_err(|error| self.fail(&operation, error));
@@ -577,7 +598,7 @@ impl NbdDevice {
             _ => Operation::WriteZeroes { offset, len },
         };
         let mut whole = again;
-        for (part, result) in self.run(self.parts(operation)) {
+        for (part, result) in self.run(self.parts(operation), Buffers::GivenBack) {
             if let Err(error) = result {
                 let error = self.fail(&part, error);
                 return (whole, Err(error));
@@ -604,10 +625,11 @@ impl BlockDevice for NbdDevice {
         };
         if batch.len() > 1 && batch.iter().all(is_plain) {
             check_may_wait("a device");
-            let finished = self.run(batch).into_iter().map(|(operation, result)| {
-                let result = result.map_err(|error| self.fail(&operation, error));
-                Completion { operation, result }
-            });
+            let finished =
+                self.run(batch, Buffers::GivenBack).into_iter().map(|(operation, result)| {
+                    let result = result.map_err(|error| self.fail(&operation, error));
+                    Completion { operation, result }
+                });
             return Pending::done(finished.collect());
         }
         Pending::done(batch.into_iter().map(|operation| self.one(operation)).collect())
@@ -619,6 +641,26 @@ impl BlockDevice for NbdDevice {
         let has_own = self.connections.load(Ordering::Relaxed) > 1;
         let pipe = has_own.then(|| self.fresh().ok()).flatten();
         Box::new(Reads::new(self, pipe, options))
+    }
+
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.write_parts(offset, &[IoSlice::new(bytes)])
+    }
+
+    fn write_vectored_at(&self, offset: u64, parts: &[IoSlice<'_>]) -> Result<(), DeviceError> {
+        self.write_parts(offset, parts)
+    }
+
+    fn write_runs(&self, runs: &[WriteRun<'_>]) -> Vec<Result<(), DeviceError>> {
+        self.write_all(runs)
+    }
+
+    fn read_runs(&self, runs: &mut [ReadRun<'_>]) -> Vec<Result<(), DeviceError>> {
+        self.read_all(runs)
+    }
+
+    fn runs_at_once(&self, _: OperationKind) -> usize {
+        WINDOW
     }
 
     fn size_bytes(&self) -> u64 {

@@ -45,6 +45,7 @@ mod client;
 mod error;
 mod pipe;
 mod queue;
+mod runs;
 mod serve;
 mod socket;
 mod stream;

@@ -5,8 +5,14 @@ use std::collections::{BTreeMap, VecDeque};
 use extant_base::sabotage;
 use extant_block::{AlignedBuffer, Operation};
 
+use crate::runs::Buffers;
+
 /// What one entry costs beside its bytes.
 const ENTRY_BYTES: u64 = 64;
+/// Bytes of flushed buffers that are kept for the next writes: fresh memory costs as much as the copy into it.
+const SPARES_MAX: u64 = 4 << 20;
+/// Shorter ones are not: they are cheap, and would be many.
+const SPARE_MIN: u64 = 64 << 10;
 
 enum Change {
     Bytes(AlignedBuffer),
@@ -37,6 +43,8 @@ pub(crate) struct Unflushed {
     entries: VecDeque<Entry>,
     bytes: u64,
     next: u64,
+    spares: VecDeque<AlignedBuffer>,
+    spare_bytes: u64,
 }
 
 impl Unflushed {
@@ -50,11 +58,22 @@ impl Unflushed {
         self.next
     }
 
-    /// Notes an operation that the server acknowledged.
-    pub(crate) fn note(&mut self, operation: &Operation) {
+    /// Memory of `len` bytes of what was flushed; it has its old contents.
+    pub(crate) fn spare(&mut self, len: usize) -> Option<AlignedBuffer> {
+        let at = self.spares.iter().position(|buffer| buffer.len() == len)?;
+        self.spare_bytes -= len as u64;
+        self.spares.remove(at)
+    }
+
+    /// Notes an operation that the server acknowledged, and keeps its bytes: a copy where the caller wants its buffer
+    /// back.
+    pub(crate) fn note(&mut self, operation: &mut Operation, buffers: Buffers) {
         let (offset, len) = (operation.offset(), operation.length());
         let change = match operation {
-            Operation::Write { buffer, fua: false, .. } => Change::Bytes(buffer.clone()),
+            Operation::Write { buffer, fua: false, .. } => Change::Bytes(match buffers {
+                Buffers::GivenBack => buffer.clone(),
+                Buffers::Left => std::mem::take(buffer),
+            }),
             Operation::WriteZeroes { .. } => Change::Zeros,
             // Without anything older there is nothing that it could hide.
             Operation::Write { fua: true, .. }
@@ -74,6 +93,17 @@ impl Unflushed {
     pub(crate) fn flushed(&mut self, until: u64) {
         while let Some(entry) = self.entries.pop_front_if(|entry| entry.number < until) {
             self.bytes -= entry.cost();
+            if let Change::Bytes(buffer) = entry.change
+                && (SPARE_MIN..=SPARES_MAX).contains(&(buffer.len() as u64))
+            {
+                self.spare_bytes += buffer.len() as u64;
+                self.spares.push_back(buffer);
+            }
+        }
+        while self.spare_bytes > SPARES_MAX
+            && let Some(oldest) = self.spares.pop_front()
+        {
+            self.spare_bytes -= oldest.len() as u64;
         }
     }
 
@@ -152,7 +182,8 @@ mod tests {
     #[test]
     fn what_is_told_again_is_the_newest_of_everything_and_once() {
         let mut random = Prng::new(5);
-        for _ in 0..300 {
+        for turn in 0..300 {
+            let buffers = if turn % 2 == 0 { Buffers::Left } else { Buffers::GivenBack };
             let mut unflushed = Unflushed::default();
             // What was durable before, what the server knows, and whether it may be forgotten.
             let mut disk = [0u8; 256];
@@ -163,11 +194,14 @@ mod tests {
                 let range = at as usize..(at + len) as usize;
                 match random.below(6) {
                     0 => {
-                        unflushed.note(&Operation::WriteZeroes { offset: at, len });
+                        unflushed.note(&mut Operation::WriteZeroes { offset: at, len }, buffers);
                         disk[range].fill(0);
                     }
                     1 => {
-                        unflushed.note(&write(at, &vec![number as u8 + 1; len as usize], true));
+                        unflushed.note(
+                            &mut write(at, &vec![number as u8 + 1; len as usize], true),
+                            buffers,
+                        );
                         disk[range.clone()].fill(number as u8 + 1);
                         durable[range].fill(number as u8 + 1);
                     }
@@ -177,7 +211,10 @@ mod tests {
                         durable = disk;
                     }
                     _ => {
-                        unflushed.note(&write(at, &vec![number as u8 + 1; len as usize], false));
+                        unflushed.note(
+                            &mut write(at, &vec![number as u8 + 1; len as usize], false),
+                            buffers,
+                        );
                         disk[range].fill(number as u8 + 1);
                     }
                 }

@@ -1,11 +1,14 @@
 //! The client against a server that loses connections at any point, forgets what was not flushed, stalls, is
 //! gone, and comes back as another one.
 
+use std::io::IoSlice;
 use std::sync::Arc;
 use std::time::Duration;
 
 use extant_base::Prng;
-use extant_block::{AlignedBuffer, BlockDevice, MemoryDevice, Operation, QueueOptions, Wait};
+use extant_block::{
+    AlignedBuffer, BlockDevice, MemoryDevice, Operation, QueueOptions, ReadRun, Wait, WriteRun,
+};
 use extant_nbd::{Address, NbdDevice, NbdError, Settings};
 use extant_sync::{Clock, SystemClock, threads};
 use extant_testkit::nbd::{Cut, Faults, Says, Server, flags};
@@ -101,7 +104,7 @@ fn histories(seeds: std::ops::Range<u64>) {
             let len = ((1 + random.below(8)) * SECTOR) as usize;
             let range = at as usize..at as usize + len;
             let bytes = vec![step as u8 | 1; len];
-            match random.below(10) {
+            match random.below(14) {
                 0 => {
                     device.write_zeroes(at, len as u64).unwrap();
                     model[range].fill(0);
@@ -114,7 +117,8 @@ fn histories(seeds: std::ops::Range<u64>) {
                     below.read_at(at, &mut there).unwrap();
                     assert!(there == bytes, "seed {seed}, step {step}: not durable");
                 }
-                2 => {
+                // Each of them is repeated over a new connection, which may be cut again.
+                2 | 12 | 13 => {
                     device.flush().unwrap();
                     assert!(contents(&*below) == model, "seed {seed}, step {step}: a flush lies");
                 }
@@ -131,6 +135,31 @@ fn histories(seeds: std::ops::Range<u64>) {
                     done.result.unwrap();
                     let Operation::Read { buffer, .. } = done.operation else { unreachable!() };
                     assert!(*buffer == model[range], "seed {seed}, step {step}: read by a queue");
+                }
+                // Runs that are under way together, of parts that lie apart in memory.
+                5 => {
+                    let pieces: Vec<u8> = (0..len).map(|i| step as u8 ^ (i / 512) as u8).collect();
+                    let parts: Vec<_> =
+                        pieces.chunks(1536).map(|sector| [IoSlice::new(sector)]).collect();
+                    let run =
+                        |(number, parts)| WriteRun { offset: at + 1536 * number as u64, parts };
+                    let mut runs: Vec<_> =
+                        parts.iter().map(|part| &part[..]).enumerate().map(run).collect();
+                    runs.reverse();
+                    for result in device.write_runs(&runs) {
+                        result.unwrap();
+                    }
+                    model[range].copy_from_slice(&pieces);
+                }
+                6 => {
+                    let mut found = vec![0; len];
+                    let parts = (at..).step_by(1536).zip(found.chunks_mut(1536));
+                    let mut runs: Vec<_> =
+                        parts.map(|(offset, out)| ReadRun { offset, out }).collect();
+                    for result in device.read_runs(&mut runs) {
+                        result.unwrap();
+                    }
+                    assert!(found == model[range], "seed {seed}, step {step}: read in runs");
                 }
                 _ => {
                     device.write_at(at, &bytes).unwrap();
