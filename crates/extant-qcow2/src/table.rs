@@ -2,7 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use extant_sync::{Rank, RwLock};
 use rustc_hash::FxHashMap;
@@ -83,6 +83,8 @@ impl Table {
 /// The tables that are in memory, by where they are in the file.
 pub(crate) struct Tables {
     map: RwLock<FxHashMap<u64, Arc<Table>>>,
+    /// Number of tables in the map, for those who look at every write.
+    count: AtomicUsize,
     clock: AtomicU64,
     max: usize,
 }
@@ -92,7 +94,7 @@ impl Tables {
     pub(crate) fn new(cluster_bytes: u64, order: u64) -> Tables {
         let max = (TABLES_BYTES / cluster_bytes).max(TABLES_MIN) as usize;
         let map = RwLock::with_order(Rank::Device, order, FxHashMap::default());
-        Tables { map, clock: AtomicU64::new(0), max }
+        Tables { map, count: AtomicUsize::new(0), clock: AtomicU64::new(0), max }
     }
 
     /// The table at `host`, from the file if need be.
@@ -117,23 +119,28 @@ impl Tables {
         let mut map = self.map.write();
         make_room(&mut map, self.max);
         let table = Arc::clone(map.entry(table.host).or_insert_with(|| Arc::new(table)));
+        self.count.store(map.len(), Ordering::Relaxed);
         table.used.store(now, Ordering::Relaxed);
         table
     }
 
     /// Forgets a table that is no longer one.
     pub(crate) fn forget(&self, host: u64) {
-        self.map.write().remove(&host);
+        let mut map = self.map.write();
+        map.remove(&host);
+        self.count.store(map.len(), Ordering::Relaxed);
     }
 
     /// Gives up what is in the file and was not used for long, as far as there are too many.
     pub(crate) fn shrink(&self) {
-        make_room(&mut self.map.write(), self.max);
+        let mut map = self.map.write();
+        make_room(&mut map, self.max);
+        self.count.store(map.len(), Ordering::Relaxed);
     }
 
     /// Returns whether so many tables wait for a flush that one is due.
     pub(crate) fn is_crowded(&self) -> bool {
-        self.map.read().len() >= self.max.saturating_mul(2)
+        self.count.load(Ordering::Relaxed) >= self.max.saturating_mul(2)
     }
 
     /// All changed tables with their bytes; those are on their way.

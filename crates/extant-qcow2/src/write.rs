@@ -86,6 +86,14 @@ impl Qcow2 {
         let (l1, first) = self.indices(offset >> bits);
         let Some(table) = self.own_table_there(l1)? else { return Ok(false) };
         let end = offset + bytes.len() as u64;
+        if (end - 1) >> bits == offset >> bits {
+            let entry = table.get(first);
+            let (Some(host), false) = (self.own_cluster(entry)?, entry & ZERO != 0) else {
+                return Ok(false);
+            };
+            self.store.write_at(host + (offset & ((1 << bits) - 1)), bytes)?;
+            return Ok(true);
+        }
         let mut runs: Vec<(u64, u64, u64)> = Vec::new();
         for cluster in offset >> bits..end.div_ceil(1 << bits) {
             let index = first + (cluster - (offset >> bits)) as usize;
