@@ -45,7 +45,8 @@ impl Socket {
         self.stream.set_timeouts(self.stream.limit)
     }
 
-    /// From here on, what comes with what was asked for is kept. Nobody may [`Socket::peek`] or begin TLS then.
+    /// From here on, what comes with what was asked for is kept. TLS may not begin after that, and [`Socket::peek`] sees only
+    /// what was not kept.
     pub(crate) fn read_ahead(&mut self) {
         self.ahead = Some(Ahead::new());
     }
