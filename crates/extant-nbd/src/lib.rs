@@ -45,7 +45,6 @@ mod client;
 mod error;
 mod pipe;
 mod queue;
-mod runs;
 mod serve;
 mod socket;
 mod stream;

@@ -5,14 +5,21 @@ use std::collections::{BTreeMap, VecDeque};
 use extant_base::sabotage;
 use extant_block::{AlignedBuffer, Operation};
 
-use crate::runs::Buffers;
-
 /// What one entry costs beside its bytes.
 const ENTRY_BYTES: u64 = 64;
 /// Bytes of flushed buffers that are kept for the next writes: fresh memory costs as much as the copy into it.
 const SPARES_MAX: u64 = 4 << 20;
 /// Shorter ones are not: they are cheap, and would be many.
 const SPARE_MIN: u64 = 64 << 10;
+
+/// What the caller of a request does with its buffer when it is done.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Buffers {
+    /// It gets it back.
+    GivenBack,
+    /// It was made for the request: the bytes may stay where they are.
+    Left,
+}
 
 enum Change {
     Bytes(AlignedBuffer),
