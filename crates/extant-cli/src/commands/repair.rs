@@ -283,7 +283,7 @@ impl RepairArgs {
 }
 
 /// Says that another host is given time to show itself.
-fn waits(name: &str, seconds: u64) {
+pub(crate) fn waits(name: &str, seconds: u64) {
     complain(&format!(
         "{name}: note: multi-mount protection: waiting {seconds} s for another host to show itself"
     ));

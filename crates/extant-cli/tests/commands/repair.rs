@@ -146,6 +146,9 @@ fn who_may_have_it_by_multi_mount_protection_is_named_and_nothing_is_written() {
     place.run(&["repair", "-y", "a.img"]).ends_with(7).complains(&["a check"]).hints(order);
     place.run(&["repair", "-p", "a.img"]).ends_with(7).hints(order);
     place.run(&["undo", "empty", "a.img"]).ends_with(7).hints(order);
+    place.run(&["resize", "a.img", "max"]).ends_with(0);
+    place.run(&["resize", "a.img", "+32M"]).ends_with(7).complains(&["a check"]).hints(order);
+    place.run(&["tune", "-O", "quota", "a.img"]).ends_with(7).complains(&["a check"]).hints(order);
     place.run(&["repair", "-n", "a.img"]).ends_with(4).complains(&["note", "a check"]);
     assert!(place.run(&["check", "a.img"]).err().contains("a check or a conversion"));
     assert!(std::fs::read(place.path("a.img")).unwrap() == before, "nothing was written");
@@ -166,4 +169,16 @@ fn a_mount_that_was_cut_off_is_waited_for_and_followed() {
     place.run(&["check", "a.img"]).succeeds();
     place.run(&["undo", "u", "a.img"]).succeeds();
     place.run(&["repair", "-n", "a.img"]).ends_with(4);
+}
+
+#[test]
+#[ignore = "waits for half a minute, as the protection wants"]
+fn who_changes_a_file_system_with_multi_mount_protection_waits_and_says_so() {
+    let place = Place::new();
+    place.run(&["mkfs", "a.img", "32M"]).succeeds();
+    place.run(&["tune", "-O", "mmp", "a.img"]).succeeds();
+    let said = ["multi-mount protection", "waiting 11 s"];
+    place.run(&["resize", "a.img", "+32M"]).ends_with(0).complains(&said);
+    place.run(&["tune", "-O", "quota", "a.img"]).ends_with(0).complains(&said);
+    place.run(&["check", "a.img"]).succeeds();
 }
