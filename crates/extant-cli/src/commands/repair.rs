@@ -105,7 +105,12 @@ impl Ask for Terminal {
         loop {
             let message = escape(finding.message.as_bytes());
             // Without a terminal that can be written to, the answer below is an end.
-            let _ = write!(err, "{message}\n  {}? [y]es, [n]o, [a]ll, [q]uit: ", finding.fix);
+            if let Some(hint) = &finding.hint {
+                let _ = write!(err, "{message}\n  note: {}", escape(hint.as_bytes()));
+            } else {
+                let _ = write!(err, "{message}");
+            }
+            let _ = write!(err, "\n  {}? [y]es, [n]o, [a]ll, [q]uit: ", finding.fix);
             let _ = err.flush();
             let mut line = String::new();
             match io::stdin().lock().read_line(&mut line) {
@@ -202,6 +207,9 @@ impl RepairArgs {
         // From here on ^C waits for the end, which is near: who is killed stays in the block of multi-mount
         // protection, in everybody's way.
         interrupt::listen()?;
+        for hint in outcome.findings.iter().filter_map(|one| one.hint.as_ref()) {
+            complain(&format!("{name}: note: {}", escape(hint.as_bytes())));
+        }
         held(device, look, Some(outcome), name, |below| {
             if let Some(undo) = &self.undo {
                 let writes = outcome.plan.writes();
@@ -253,6 +261,9 @@ impl RepairArgs {
                 Some(why) => writeln!(out, "{name}: {message}: left: {}", escape(why.as_bytes()))?,
                 None if written => writeln!(out, "{name}: {message}: done: {}", one.fix)?,
                 None => writeln!(out, "{name}: {message}: would be done: {}", one.fix)?,
+            }
+            if let Some(hint) = one.hint.as_ref().filter(|_| !written) {
+                writeln!(out, "{name}: note: {}", escape(hint.as_bytes()))?;
             }
         }
         let found = counted(outcome.findings.len() as u64, "problem");
@@ -334,6 +345,7 @@ fn finding_json(one: &Fix) -> Value {
         "block": one.objects.block.map(|block| block.0),
         "group": one.objects.group.map(|group| group.0),
         "done": one.left.is_none(),
+        "hint": one.hint,
         "left": one.left,
     })
 }

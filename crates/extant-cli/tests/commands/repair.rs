@@ -119,6 +119,28 @@ fn a_number_of_blocks_that_a_backup_denies_is_not_believed() {
     place.run(&["check", "a.img"]).succeeds();
 }
 
+#[test]
+fn what_a_table_that_is_not_found_costs_is_said_before_it_is_written() {
+    let place = Place::new();
+    place.run(&["mkfs", "-b", "4096", "a.img", "32M"]).succeeds();
+    let mut bytes = std::fs::read(place.path("a.img")).unwrap();
+    let sb = Superblock::decode(&bytes[1024..2048]).unwrap();
+    assert_eq!(sb.group_count, 1, "no backup");
+    let table = u32::from_le_bytes(bytes[4096 + 8..4096 + 12].try_into().unwrap()) as usize;
+    bytes[4096..4096 + 64].fill(0);
+    bytes[table * 4096..(table + 1) * 4096].fill(0xa5);
+    std::fs::write(place.path("a.img"), &bytes).unwrap();
+    let words = ["group 0", "gets an empty one", "extant salvage"];
+    let told = place.run(&["repair", "-n", "a.img"]).ends_with(4).out();
+    assert!(words.iter().all(|word| told.contains(word)), "{told}");
+    let json = place.run(&["repair", "-n", "--json", "a.img"]).ends_with(4).json();
+    let findings = json["findings"].as_array().unwrap();
+    let hints: Vec<&str> = findings.iter().filter_map(|one| one["hint"].as_str()).collect();
+    assert!(hints.len() == 1 && words.iter().all(|word| hints[0].contains(word)), "{hints:?}");
+    assert!(std::fs::read(place.path("a.img")).unwrap() == bytes);
+    place.run(&["repair", "-y", "a.img"]).complains(&words);
+}
+
 /// An image with multi-mount protection, a wrong count, and a mark of somebody who was cut off.
 fn marked(place: &Place, mark: MmpState) {
     write(place, "source/kept", "kept");
