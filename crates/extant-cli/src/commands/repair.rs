@@ -15,7 +15,7 @@ use extant_sync::{Clock, SystemClock};
 use serde_json::{Value, json};
 
 use crate::exit::{Exit, Failure, Result, chain};
-use crate::image::{cut_off, opening, split, window};
+use crate::image::{cut_off, instead_of_ext, opening, split, window};
 use crate::in_use;
 use crate::interrupt;
 use crate::output::{Out, complain};
@@ -25,7 +25,7 @@ use crate::target::epoch;
 use crate::text::{counted, escape};
 
 /// The end of `--help`, before the exit codes.
-pub(crate) const EXAMPLES: &str = "Examples:\n  extant repair disk.img\n  extant repair -n disk.img\n  extant repair -y --undo before.undo disk.img\n\nEnds with the codes of fsck(8): 0 nothing was wrong, 1 everything was set right, 4 something is left, 8 it could not be done.\n";
+pub(crate) const EXAMPLES: &str = "Examples:\n  extant repair disk.img\n  extant repair -n disk.img\n  extant repair -y --undo before.undo disk.img\n\nEnds with the codes of fsck(8): 0 nothing was wrong, 1 everything was set right, 4 something is left, or it is no ext2, ext3 or ext4, 8 it does not read or write.\n";
 
 /// The end of `--help` of `undo`.
 pub(crate) const UNDO_EXAMPLES: &str = "Examples:\n  extant repair -y --undo before.undo disk.img\n  extant undo before.undo disk.img\n";
@@ -168,7 +168,7 @@ pub(crate) fn run(args: &RepairArgs) -> Result<Exit> {
     };
     let options = RepairOptions { now };
     let outcome = extant_repair::repair(SharedDevice::clone(&device), &options, ask)
-        .map_err(|error| cannot(&error, &name))?;
+        .map_err(|error| args.cannot(&error, &name, &device))?;
     let look = look.filter(|_| !outcome.plan.is_empty());
     let writes = look.is_some();
     if let Some(look) = look {
@@ -221,6 +221,14 @@ impl RepairArgs {
                     .hint("the image is marked as in need of a check: repair it again")
             })
         })
+    }
+
+    /// Why there is nothing to be repaired, where it is none of ours: by what it is.
+    fn cannot(&self, error: &RepairError, name: &str, device: &SharedDevice) -> Failure {
+        let at_start = self.offset.is_none() && self.partition.is_none();
+        let is_none = matches!(error, RepairError::NoSuperblock | RepairError::BadSuperblock(_));
+        let instead = if is_none { instead_of_ext(name, device, at_start) } else { None };
+        instead.unwrap_or_else(|| cannot(error, name))
     }
 
     fn exit(&self, outcome: &Outcome) -> Exit {
@@ -354,6 +362,10 @@ fn cannot(error: &RepairError, name: &str) -> Failure {
     let exit = match error {
         RepairError::Features { .. } => Exit::Unsupported,
         RepairError::InUse { .. } => Exit::Refused,
+        RepairError::NoSuperblock
+        | RepairError::BadSuperblock(_)
+        | RepairError::DeviceTooSmall { .. }
+        | RepairError::Check(_) => Exit::Image,
         _ => Exit::Io,
     };
     let failure = Failure::new(exit, chain(error)).about(name);
