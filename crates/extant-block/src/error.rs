@@ -66,6 +66,14 @@ pub enum DeviceFault {
         /// Number of bytes read.
         got_bytes: u64,
     },
+    /// The file is shorter than the device: somebody else has cut it off, and what lay behind its end is
+    /// gone. Found by flushes and by writes to the end of the device.
+    Shorter {
+        /// Size of the device, in bytes.
+        was_bytes: u64,
+        /// Length of the file, in bytes.
+        found_bytes: u64,
+    },
     /// The device was opened read-only.
     ReadOnly,
     /// The device does not support this kind of operation. Only discards fail so.
@@ -142,6 +150,11 @@ impl fmt::Display for DeviceError {
             DeviceFault::ShortRead { got_bytes } => {
                 write!(f, ": the device gave only {got_bytes} bytes")
             }
+            DeviceFault::Shorter { was_bytes, found_bytes } => write!(
+                f,
+                ": it is {found_bytes} bytes long and was {was_bytes}: somebody made it shorter, and what lay \
+                 behind is gone"
+            ),
             DeviceFault::ReadOnly => f.write_str(": opened read-only"),
             DeviceFault::Unsupported => f.write_str(": not supported by this device"),
             DeviceFault::Io(_) => Ok(()),
@@ -162,9 +175,9 @@ impl From<DeviceError> for io::Error {
     /// Converts the error, keeping the kind of an operating-system error, and the whole message.
     fn from(error: DeviceError) -> io::Error {
         let kind = match error.fault() {
-            DeviceFault::PastEnd { .. } | DeviceFault::ShortRead { .. } => {
-                io::ErrorKind::UnexpectedEof
-            }
+            DeviceFault::PastEnd { .. }
+            | DeviceFault::ShortRead { .. }
+            | DeviceFault::Shorter { .. } => io::ErrorKind::UnexpectedEof,
             DeviceFault::ReadOnly => io::ErrorKind::ReadOnlyFilesystem,
             DeviceFault::Unsupported => io::ErrorKind::Unsupported,
             DeviceFault::Io(error) => error.kind(),

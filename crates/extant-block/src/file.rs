@@ -17,9 +17,10 @@ use rustix::fs::{OFlags, SeekFrom};
 
 pub use self::opening::{OpenError, lock_holder};
 use self::opening::{io_error, is_in_memory, judge_lock, lock, not_a_device, open_writable};
-use crate::device::BlockDevice;
+use crate::device::{BlockDevice, check_range};
 use crate::discard;
 use crate::error::{DeviceError, DeviceFault, OperationKind};
+use crate::length::check_length;
 use crate::queue::DeviceEngine;
 use crate::rings::{self, Rings, reason};
 use crate::room::Room;
@@ -30,6 +31,8 @@ use crate::room::Room;
 /// that writers of this crate, and other programs that take this lock, exclude each other. A block
 /// device is also opened with `O_EXCL`, which the kernel refuses while the device is mounted.
 /// Readers take no lock: a reader next to a writer may see half of a change.
+///
+/// A regular file that somebody else makes shorter fails at the next flush, with [`DeviceFault::Shorter`].
 ///
 /// Operations need no alignment. FUA writes of a batch are a write and a flush.
 pub struct FileDevice {
@@ -243,6 +246,17 @@ impl FileDevice {
             rings: Box::new(self.rings.again()),
             ..*self
         })
+    }
+
+    /// Checks a write before it is done: its range, and the length of the file if it reaches the end of the
+    /// device, where it would make a file long again that somebody has cut off.
+    fn check_write(&self, kind: OperationKind, offset: u64, len: u64) -> Result<(), DeviceError> {
+        check_range(self, kind, offset, len)?;
+        let size_bytes = self.size();
+        if offset + len < size_bytes || self.is_block_device {
+            return Ok(());
+        }
+        check_length(&self.file, size_bytes).map_err(|fault| self.error(kind, offset, len, fault))
     }
 
     fn error(&self, kind: OperationKind, offset: u64, len: u64, fault: DeviceFault) -> DeviceError {

@@ -32,6 +32,7 @@ mod error;
 mod fault;
 mod file;
 mod fresh;
+mod length;
 mod lent;
 mod memory;
 mod operation;

@@ -32,6 +32,7 @@ use rustix::io::ReadWriteFlags;
 use crate::buffer::{AlignedBuffer, BUFFER_ALIGN};
 use crate::device::{BlockDevice, check_range};
 use crate::error::{DeviceError, DeviceFault, OperationKind};
+use crate::length::check_length;
 use crate::operation::{Completion, Operation};
 use crate::queue::{Engine, Finished, LastingQueue, Queue, QueueOptions, Wait};
 
@@ -203,12 +204,25 @@ impl<'d> Uring<'d> {
         if let Err(error) = check_range(self.over.device(), kind, offset, len) {
             return Some(Err(error));
         }
+        // Only such a write makes a file long again that was cut off.
+        if kind == OperationKind::Write
+            && offset + len == self.over.device().size_bytes()
+            && let Err(fault) = self.check_length()
+        {
+            let device = self.over.device().describe();
+            return Some(Err(DeviceError::new(device, kind, offset, len, fault)));
+        }
         match kind {
             OperationKind::Discard => Some(self.over.device().discard(offset, len)),
             OperationKind::WriteZeroes => Some(self.over.device().write_zeroes(offset, len)),
             OperationKind::Flush => self.over.device().is_read_only().then_some(Ok(())),
             _ => (len == 0).then_some(Ok(())),
         }
+    }
+
+    /// Checks that nobody has cut the file off: then what was written elsewhere is not there.
+    fn check_length(&self) -> Result<(), DeviceFault> {
+        check_length(self.over.file(), self.over.device().size_bytes())
     }
 
     fn can_be_direct(&self, operation: &Operation) -> bool {
@@ -298,7 +312,17 @@ impl<'d> Uring<'d> {
             slot.is_away = false;
             self.away -= 1;
             match progress(slot, done.result()) {
-                Some(result) => return self.ended(index, result),
+                Some(result) => {
+                    let is_durable = matches!(
+                        slot.operation,
+                        Operation::Flush | Operation::Write { fua: true, .. }
+                    );
+                    let result = match result {
+                        Ok(()) if is_durable => self.check_length(),
+                        other => other,
+                    };
+                    return self.ended(index, result);
+                }
                 None => self.ready.push_back(index),
             }
         }

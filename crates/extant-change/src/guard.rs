@@ -6,7 +6,7 @@
 //! Seen::look     what the block says; where it says that somebody has it, whether it changes
 //! Seen::claim    the block as it was seen becomes ours: a number, a wait, the number of e2fsck
 //! Guard          ours; `through` is the device for writes that may go over the block
-//! Guard::take    the same without waits, for what says first that it is refused
+//! Guard::after   a step that writes the block writes it as ours, with the checksum of then
 //! ```
 //!
 //! # Rules
@@ -16,6 +16,7 @@
 //!   whoever had the file system in between left another time, number or name in it.
 //! - G3. From [`claim`](Seen::claim) to [`end`](Guard::end) the block is ours, whatever is written elsewhere.
 //!   The number of e2fsck needs no updates: everybody refuses it, for as long as it is there.
+//!   A step that makes the block, takes it away or gives it another checksum keeps to that.
 //! - G4. No wait is longer than [`WAIT_MAX`] seconds. A block that asks for a longer one is refused.
 //!
 //! # Source
@@ -33,8 +34,9 @@ use extant_block::{
 use extant_format::features::Feature;
 use extant_format::mmp::{MMP_BYTES, Mmp, MmpState, SEQUENCE_MAX};
 use extant_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock};
-use extant_sync::{Clock, SystemClock};
+use extant_sync::Clock;
 
+use crate::commit::Step;
 use crate::error::{ChangeError, Result};
 
 /// Shortest interval of checks, in seconds.
@@ -122,6 +124,19 @@ fn wait_of(interval: u16) -> Option<u64> {
     (interval <= INTERVAL_MAX).then(|| (2 * seconds + 1).min(seconds + WAIT_SLACK))
 }
 
+/// Seconds that a mount waits before it has the file system of `sb`, by what the block says; 0: it has no
+/// protection, or none that is given out.
+pub(crate) fn waits_of_mount(device: &dyn BlockDevice, sb: &Superblock) -> Result<u64> {
+    let Some(place) = place(sb) else { return Ok(0) };
+    let Ok(mmp) = decode(&place, &read(device, place.offset)?) else { return Ok(0) };
+    let seconds = wait_of(mmp.check_interval.max(place.interval)).unwrap_or(WAIT_MAX);
+    Ok(match mmp.state {
+        MmpState::Clean => seconds,
+        MmpState::Active(_) => 2 * seconds,
+        MmpState::Fsck | MmpState::Unsafe(_) => 0,
+    })
+}
+
 fn wait(interval: u16, clock: &dyn Clock, tell: &mut Tell<'_>) -> Result {
     let seconds = wait_of(interval).ok_or_else(|| {
         in_use(format!(
@@ -202,7 +217,9 @@ impl Seen {
     }
 
     /// Takes the file system, if nobody had it since it was looked at. Writes a number of its own, waits
-    /// as [`look`](Self::look) does to see that nobody else does, and then writes the number of e2fsck. `replaces`: a damaged block may be replaced.
+    /// as [`look`](Self::look) does to see that nobody else does, and then writes the number of e2fsck: 11 s
+    /// as a rule, at most [`WAIT_MAX`]; none without the protection. `replaces`: a damaged block may be
+    /// replaced.
     ///
     /// # Errors
     ///
@@ -234,7 +251,9 @@ impl Seen {
         mmp.check_interval = interval;
         let drawn = mmp.encode(place.seed);
         write(&**device, place.offset, &drawn)?;
-        wait(interval, clock, tell)?;
+        if !sabotage("change.guard.taken-without-wait") {
+            wait(interval, clock, tell)?;
+        }
         if read(&**device, place.offset)? != drawn {
             return Err(in_use("somebody else took it at the same time"));
         }
@@ -253,22 +272,39 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Takes it for a file system that has it; others need nothing. Refuses whatever is not released.
+    /// What the guard is after `step`, whose block of the protection becomes the one that is held. A step
+    /// that takes the protection away leaves nothing to be held, one that brings it leaves what it made:
+    /// released if it `is_last`, otherwise held for the steps that follow.
     ///
     /// # Errors
     ///
-    /// [`ChangeError::InUse`], a damaged block, the device's.
-    pub fn take(device: &SharedDevice, sb: &Superblock) -> Result<Guard> {
-        let mut guard = Guard { device: Arc::clone(device), held: None };
-        let Some(place) = place(sb) else { return Ok(guard) };
-        let mmp = decode(&place, &read(&**device, place.offset)?)?;
-        if let Some(why) = holder(&mmp) {
-            return Err(in_use(why));
+    /// [`ChangeError::Damaged`]: what the step writes there is no such block.
+    pub fn after(&self, step: &mut Step, is_last: bool) -> Result<Guard> {
+        let mut after = Guard { device: Arc::clone(&self.device), held: None };
+        let Some(place) = place(&step.sb) else { return Ok(after) };
+        let number = step.sb.mmp_block.0;
+        let written = step.switch.get_mut(&number).or_else(|| step.quiet.get_mut(&number));
+        let room = written.and_then(|block| block.get_mut(..MMP_BYTES));
+        let (Some(room), false) = (room, self.held.is_none() && is_last) else {
+            after.held.clone_from(&self.held);
+            return Ok(after);
+        };
+        let decode = |bytes: &[u8]| {
+            Mmp::decode(None, bytes).map_err(|error| ChangeError::damaged(error.to_string()))
+        };
+        let mut mmp = decode(room)?;
+        mmp.state = MmpState::Fsck;
+        if let Some((_, held)) = &self.held {
+            let held = decode(&held[..])?;
+            (mmp.time, mmp.node_name) = (held.time, held.node_name);
         }
-        let held = ours(mmp, MmpState::Fsck, &SystemClock).encode(place.seed);
-        write(&**device, place.offset, &held)?;
-        guard.held = Some((place.offset, Box::new(held)));
-        Ok(guard)
+        if sabotage("change.guard.released-by-step") {
+            mmp.state = MmpState::Clean;
+        }
+        let marked = mmp.encode(place.seed);
+        room.copy_from_slice(&marked);
+        after.held = Some((place.offset, Box::new(marked)));
+        Ok(after)
     }
 
     /// Returns who has the file system of `sb`, by what the block says; `None`: nobody. Whoever was cut off is

@@ -2,16 +2,21 @@
 
 use std::sync::Arc;
 
-use extant::MountOptions;
+use extant::{FsError, MountOptions};
 use extant_block::SharedDevice;
 use extant_format::features::Feature;
 use extant_format::superblock::Superblock;
+use extant_sync::Clock;
 
 use crate::error::{ChangeError, Result};
+use crate::guard::{Tell, waits_of_mount};
 use crate::image::superblock;
 
-fn replay(error: impl ToString) -> ChangeError {
-    ChangeError::Replay(error.to_string())
+fn replay(error: impl Into<FsError>) -> ChangeError {
+    match error.into() {
+        FsError::InUse { by } => ChangeError::InUse { why: by.to_string() },
+        other => ChangeError::Replay(other.to_string()),
+    }
 }
 
 /// Returns whether the image must be opened and closed before anything else: the journal is not empty, or
@@ -36,17 +41,22 @@ pub fn settled_view(device: &SharedDevice) -> Result<SharedDevice> {
     Ok(Arc::clone(fs.device()))
 }
 
-/// Replays the journal and deletes orphans.
+/// Replays the journal and deletes orphans, as a mount does: where there is multi-mount protection, it waits
+/// by `clock` to see that nobody else has it, for as many seconds as `tell` is told before.
 ///
 /// # Errors
 ///
 /// [`ChangeError`].
-pub fn settle(device: &SharedDevice) -> Result {
+pub fn settle(device: &SharedDevice, clock: &Arc<dyn Clock>, tell: &mut Tell<'_>) -> Result {
     let sb = superblock(&**device)?;
     if !is_unsettled(&sb) {
         return Ok(());
     }
-    let options = MountOptions::new().read_only(false).background(false);
+    let seconds = waits_of_mount(&**device, &sb)?;
+    if seconds > 0 {
+        tell(seconds);
+    }
+    let options = MountOptions::new().read_only(false).background(false).clock(Arc::clone(clock));
     let fs = options.open_shared(Arc::clone(device)).map_err(replay)?;
     fs.unmount().map_err(replay)
 }

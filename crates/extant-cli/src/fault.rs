@@ -12,6 +12,9 @@ use extant_image::write::WriteError;
 use crate::exit::{Exit, Failure};
 use crate::text::human_bytes;
 
+/// Bytes of the longest target that a link can have, with large blocks.
+const TARGET_MAX: usize = 4095;
+
 /// The exit code for an error of the operating system met while doing I/O.
 pub(crate) fn io_exit(error: &std::io::Error) -> Exit {
     use std::io::ErrorKind as Kind;
@@ -44,6 +47,7 @@ impl From<FsError> for Failure {
                 | FsError::QuotaExceeded { .. }
                 | FsError::AttributeTooLarge { .. }
                 | FsError::TooLarge { .. }
+                | FsError::TargetTooLong { .. }
                 | FsError::TooManyLinks { .. }
                 | FsError::DeviceFull(_),
                 _,
@@ -96,6 +100,9 @@ impl From<FsError> for Failure {
             }
             FsError::NoSpace { .. } => Some(
                 "extant rm makes room; a larger image: extant resize IMG SIZE, or build it again with --size auto+512M",
+            ),
+            FsError::TargetTooLong { most, .. } if *most < TARGET_MAX - 2 => Some(
+                "an image with blocks of 4 KiB stores targets of up to 4095 bytes: extant build -b 4096",
             ),
             FsError::DeviceFull(_) => {
                 Some("make room there and try again; what was stored before is kept")
@@ -261,6 +268,10 @@ impl From<PlanError> for Failure {
             PlanError::TooFewInodes { needed, .. } => {
                 (Exit::NoSpace, Some(format!("give -N {needed}, or leave -N and -i out")))
             }
+            PlanError::TargetTooLong { most, .. } if *most < TARGET_MAX - 2 => {
+                (Exit::NoSpace, Some("give -b 4096, for targets of up to 4095 bytes".to_owned()))
+            }
+            PlanError::TargetTooLong { .. } => (Exit::NoSpace, None),
             PlanError::File { .. } => (Exit::Unsupported, None),
             PlanError::NoSize { .. } => (Exit::NoSpace, Some("give a size: --size 2G".to_owned())),
             PlanError::BaseBlockSize { base_bytes, .. } => {

@@ -185,6 +185,40 @@ pub(crate) fn window(
     })
 }
 
+/// What is looked at, for messages.
+fn place_of(name: &str, device: &SharedDevice, at_start: bool) -> String {
+    match at_start {
+        true => name.to_owned(),
+        false => escape(device.describe().as_bytes()),
+    }
+}
+
+/// What is on a device that is known to be something else: a disk with partitions, or what a signature tells.
+/// `at_start`: the whole file was looked at, not a part of it.
+pub(crate) fn instead_of_ext(name: &str, device: &SharedDevice, at_start: bool) -> Option<Failure> {
+    if device.size_bytes() == 0 {
+        return None;
+    }
+    let place = place_of(name, device, at_start);
+    let instead = |message: String| Failure { message, ..Failure::new(Exit::Image, "") }.on(name);
+    if let Some(hint) = partition_hint(device)
+        && at_start
+    {
+        let message = format!("{place}: this is a disk with partitions, not a file system");
+        return Some(instead(message).hint(hint));
+    }
+    let mut start = vec![0; PROBE_BYTES.min(device.size_bytes() as usize)];
+    device.read_at(0, &mut start).ok()?;
+    let found = recognise(&start).filter(|found| !matches!(found.class, Class::Ext))?;
+    let what = found.name;
+    let failure =
+        instead(format!("{place}: this is {what}, not an ext2, ext3 or ext4 file system"));
+    Some(match at_start {
+        true => failure.hint(foreign::as_image(found, name)),
+        false => failure.hint("extant is for ext2, ext3 and ext4"),
+    })
+}
+
 /// Why there is no file system: what is on the device instead, with the partitions, if there are
 /// any. `at_start`: the whole file was looked at, not a part of it.
 pub(crate) fn mount_failure(
@@ -198,10 +232,10 @@ pub(crate) fn mount_failure(
     if !not_ext {
         return failure;
     }
-    let place = match at_start {
-        true => name.to_owned(),
-        false => escape(device.describe().as_bytes()),
-    };
+    if let Some(failure) = instead_of_ext(name, device, at_start) {
+        return failure;
+    }
+    let place = place_of(name, device, at_start);
     let instead = |message: String| Failure { message, ..Failure::new(Exit::Image, "") }.on(name);
     // Other programs, and mkfs, do not know addresses.
     let is_file = at_start && !is_address(Path::new(name));
@@ -212,28 +246,13 @@ pub(crate) fn mount_failure(
         return instead(format!("{place}: this is an empty file"))
             .hint(format!("extant mkfs {name} SIZE makes a file system there"));
     }
-    if let Some(hint) = partition_hint(device)
-        && at_start
-    {
-        let message = format!("{place}: this is a disk with partitions, not a file system");
-        return instead(message).hint(hint);
-    }
     let mut start = vec![0; PROBE_BYTES.min(device.size_bytes() as usize)];
     if device.read_at(0, &mut start).is_err() {
         return failure;
     }
     match recognise(&start) {
         // The superblock that was looked for was another one.
-        Some(Found { class: Class::Ext, .. }) => failure,
-        Some(found) => {
-            let what = found.name;
-            let failure =
-                instead(format!("{place}: this is {what}, not an ext2, ext3 or ext4 file system"));
-            match at_start {
-                true => failure.hint(foreign::as_image(found, name)),
-                false => failure.hint("extant is for ext2, ext3 and ext4"),
-            }
-        }
+        Some(_) => failure,
         None => {
             let message = format!("{place}: {}", failure.message.trim_start_matches(&place));
             let message = message.replace(": : ", ": ");

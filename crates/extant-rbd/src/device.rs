@@ -77,7 +77,7 @@ impl RbdDevice {
     ///
     /// # Errors
     ///
-    /// [`RbdError`]. [`RbdError::Locked`] and [`RbdError::Snapshot`] only for writing.
+    /// [`RbdError`]. [`RbdError::Locked`], [`RbdError::Snapshot`] and [`RbdError::MayNotWrite`] only for writing.
     pub fn open(
         address: &Address,
         is_read_only: bool,
@@ -94,11 +94,12 @@ impl RbdDevice {
             move |errno| RbdError::Ceph { address: address.to_string(), action, source: os(errno) }
         };
         let fsid = cluster.fsid().map_err(failed("asking the cluster for its name"))?;
-        let image = open_image(&cluster, address, is_read_only)?;
+        let may_not = |error| if is_read_only { error } else { may_not_write(error, address) };
+        let image = open_image(&cluster, address, is_read_only).map_err(may_not)?;
         let features = image.features().map_err(failed("asking for the features"))?;
         let is_locked = !is_read_only && features & EXCLUSIVE_LOCK != 0;
         if is_locked && !sabotage("rbd.device.not-locked") {
-            lock(&image, address)?;
+            lock(&image, address).map_err(may_not)?;
         }
         // Images of the first format have none.
         let id = image.id().unwrap_or_default();
@@ -199,6 +200,19 @@ fn connect(
         source: os(errno),
     })?;
     Ok((Arc::new(cluster), limit))
+}
+
+/// What an error of opening for writing means.
+fn may_not_write(error: RbdError, address: &Address) -> RbdError {
+    match error {
+        RbdError::Ceph { address: name, action, source }
+            if source.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            let id = address.id.as_deref().unwrap_or("admin").to_owned();
+            RbdError::MayNotWrite { address: name, id, action, source }
+        }
+        other => other,
+    }
 }
 
 fn open_image(

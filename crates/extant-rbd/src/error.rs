@@ -78,6 +78,19 @@ pub enum RbdError {
         /// The address.
         address: String,
     },
+    /// The cluster lets the user not do what writing needs.
+    #[error("{address}: client.{id} may not write to it: {action} failed")]
+    MayNotWrite {
+        /// The address.
+        address: String,
+        /// The user.
+        id: String,
+        /// The step.
+        action: &'static str,
+        /// Error of the library.
+        #[source]
+        source: io::Error,
+    },
     /// The library reports an error.
     #[error("{address}: {action} failed")]
     Ceph {

@@ -15,6 +15,8 @@ pub struct Fix {
     pub severity: Severity,
     /// Objects of the problem.
     pub objects: Objects,
+    /// What the repair costs that another command may save before anything is written.
+    pub hint: Option<String>,
     /// Why it was left as it is; `None`: it was set right.
     pub left: Option<String>,
 }
@@ -27,6 +29,7 @@ impl Fix {
             fix: problem.fix(),
             severity: problem.severity(),
             objects: problem.objects(),
+            hint: None,
             left: None,
         }
     }

@@ -48,7 +48,7 @@ impl Piece {
 }
 
 /// The group whose places a problem is about.
-fn misplaced(problem: &Problem) -> Option<u32> {
+pub(crate) fn misplaced(problem: &Problem) -> Option<u32> {
     match problem {
         Problem::Group(
             GroupError::Checksum { group, .. } | GroupError::OutOfRange { group, .. },
@@ -150,6 +150,24 @@ fn computed(
     descriptor.inode_bitmap = FsBlock(places.inode_bitmap);
     descriptor.inode_table = FsBlock(table.start);
     Ok(can_be(state, group, &descriptor).then_some(descriptor))
+}
+
+/// Says that the inode table of a group is nowhere, if that is so: neither where the group has it, nor where a backup or
+/// the way of mke2fs says. Then the group gets an empty one.
+pub(crate) fn lost_table(state: &State, group: u32) -> Option<String> {
+    let own = state.group(group).ok()?;
+    if score(state, group, own.inode_table.0) >= 0 {
+        return None;
+    }
+    let geometry = mke2fs_geometry(&state.sb);
+    better(state, group, geometry.as_ref()).ok()?.is_none().then(|| {
+        format!(
+            "the inode table of group {group} is neither where a backup says nor where mke2fs puts it: the group \
+             gets an empty one, and what leads to its {} inodes is taken out; extant salvage, before that, copies \
+             what can be read, and names what cannot",
+            state.sb.inodes_per_group
+        )
+    })
 }
 
 /// How much the blocks from `start` on look like the inode table of a group; least for those that it cannot have.

@@ -72,6 +72,8 @@ struct Session<'a> {
     rounds: u32,
     /// Trees of extents were looked at.
     trees_are_done: bool,
+    /// Groups of which the caller knows whether their inode table is there.
+    told_tables: BTreeSet<u32>,
 }
 
 /// Finds out what is wrong with the image on `device`, asks what to do about it, and plans the writes that set
@@ -100,6 +102,7 @@ pub fn repair(
         stale_backups: false,
         rounds: 0,
         trees_are_done: false,
+        told_tables: BTreeSet::new(),
     };
     let found = supers::find(&draft)?;
     session.stale_backups |= found.is_backup;
@@ -173,7 +176,7 @@ impl Session<'_> {
     /// Asks about something that the checker has no problem for.
     fn tell(&mut self, code: &'static str, message: String, fix: &'static str, severity: Severity) {
         let objects = Objects::default();
-        let mut finding = Fix { code, message, fix, severity, objects, left: None };
+        let mut finding = Fix { code, message, fix, severity, objects, hint: None, left: None };
         if self.ask.ask(&finding) != Decision::Fix {
             // Nothing else can be looked at without it.
             finding.left = Some("the answer was no".into());
@@ -227,7 +230,8 @@ impl Session<'_> {
             }
             let batch: Vec<Problem> =
                 wanted.into_iter().filter(|problem| phase(problem) == first).collect();
-            let batch = self.decide(batch);
+            let hints = self.lost_tables(sb, &batch);
+            let batch = self.decide(batch, &hints);
             if self.is_stopped {
                 return Ok(false);
             }
@@ -262,6 +266,7 @@ impl Session<'_> {
                 fix: "write the tree anew",
                 severity: Severity::Count,
                 objects: Objects { ino: Some(ino), ..Objects::default() },
+                hint: None,
                 left: None,
             };
             match self.ask.ask(&finding) {
@@ -307,14 +312,39 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Returns those of a batch that are to be fixed.
-    fn decide(&mut self, batch: Vec<Problem>) -> Vec<Problem> {
+    /// Says of each group whose table cannot be found what that means, with the first of its problems.
+    fn lost_tables(&mut self, sb: &Superblock, batch: &[Problem]) -> BTreeMap<String, String> {
+        let mut hints = BTreeMap::new();
+        let mut state = None;
+        for problem in batch {
+            let Some(group) = descriptors::misplaced(problem) else { continue };
+            if !self.told_tables.insert(group) {
+                continue;
+            }
+            // What cannot be read is named where it is needed.
+            let state = match &state {
+                Some(state) => state,
+                None => match self.state_for_journal(sb) {
+                    Ok(made) => state.insert(made),
+                    Err(_) => return hints,
+                },
+            };
+            if let Some(hint) = descriptors::lost_table(state, group) {
+                hints.insert(problem.to_string(), hint);
+            }
+        }
+        hints
+    }
+
+    /// Returns those of a batch that are to be fixed; `hints` are by the text of the problem.
+    fn decide(&mut self, batch: Vec<Problem>, hints: &BTreeMap<String, String>) -> Vec<Problem> {
         let mut wanted = Vec::with_capacity(batch.len());
         let mut tried = BTreeSet::new();
         for problem in batch {
             let key = problem.to_string();
             if !self.asked.contains_key(&key) {
-                let finding = Fix::of(&problem);
+                let mut finding = Fix::of(&problem);
+                finding.hint = hints.get(&key).cloned();
                 let answer = self.ask.ask(&finding);
                 self.asked.insert(key.clone(), self.findings.len());
                 self.findings.push(finding);

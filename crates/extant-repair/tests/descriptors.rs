@@ -2,15 +2,18 @@
 
 mod common;
 
+use std::path::Path;
 use std::sync::Arc;
 
-use common::{SETS, e2fsck, losses, problems, repaired, sample, seen};
+use common::{NOW, SETS, e2fsck, losses, problems, repaired, sample, seen};
 use extant::MountOptions;
 use extant_base::GroupIndex;
 use extant_block::{BlockDevice, MemoryDevice};
+use extant_format::group::GroupDescriptor;
 use extant_format::superblock::Superblock;
 use extant_layout::Heads;
-use extant_testkit::{require, tempdir};
+use extant_repair::{Ask, Decision, Fix, RepairOptions, repair};
+use extant_testkit::{oracle, require, tempdir};
 
 fn superblock(device: &MemoryDevice) -> Superblock {
     let mut bytes = [0; 1024];
@@ -55,6 +58,7 @@ fn files_are_kept_of_groups_whose_descriptors_are_gone_with_all_copies() {
             let outcome = repaired(&device).unwrap();
             let what = format!("{set:?}, groups {from} to {to}: {:#?}", outcome.findings);
             assert!(outcome.is_clean, "{what}");
+            assert!(outcome.findings.iter().all(|one| one.hint.is_none()), "{what}");
             assert_eq!(losses(&before, &device), Vec::<String>::new(), "{what}");
             assert_eq!(problems(&device), Vec::<String>::new(), "{what}");
             assert_eq!(require!(e2fsck(&device, dir.path(), false)), "", "{what}");
@@ -101,4 +105,67 @@ fn what_waits_in_the_log_is_brought_in_though_the_descriptors_are_gone() {
         }
     }
     assert!(logs >= 5, "{logs}");
+}
+
+/// An image without `flex_bg` in whose group 3 the inode table has another place than mke2fs gives it.
+fn with_a_table_elsewhere(dir: &Path) -> Result<MemoryDevice, String> {
+    let source = dir.join("source");
+    for number in 0..200 {
+        let sub = source.join(format!("d{}", number % 20));
+        std::fs::create_dir_all(&sub).unwrap();
+        std::fs::write(sub.join(format!("f{number}")), format!("{number}")).unwrap();
+    }
+    let (path, from) = (dir.join("elsewhere.img"), source.display().to_string());
+    let words = ["-text4", "-b1024", "-g1024", "-N1024", "-O^flex_bg", "-d", &from];
+    oracle::mke2fs(&path, "16M", &words)?;
+    let device = extant_testkit::image::load(&path);
+    let mut raw = [0; 64];
+    device.read_at(2048 + 3 * 64, &mut raw).unwrap();
+    let old = GroupDescriptor::decode(&raw).unwrap().inode_table.0;
+    // 64 inodes of 256 bytes, to the last blocks of the group, which are free.
+    let new = 1 + 4 * 1024 - 16;
+    let mut table = vec![0; 16 << 10];
+    device.read_at(old * 1024, &mut table).unwrap();
+    device.write_at(new * 1024, &table).unwrap();
+    // Zeros would be a table that was never used.
+    device.write_at(old * 1024, &vec![b'x'; table.len()]).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    extant_testkit::image::save(&device, &path);
+    oracle::debugfs(&path, true, &format!("set_bg 3 inode_table {new}\nset_bg 3 checksum calc\n"))?;
+    oracle::e2fsck_as(&path, "-fy", &[])?;
+    Ok(extant_testkit::image::load(&path))
+}
+
+/// Stops at the first finding that has a hint.
+struct UntilHint(Vec<String>);
+
+impl Ask for UntilHint {
+    fn ask(&mut self, finding: &Fix) -> Decision {
+        self.0.extend(finding.hint.clone());
+        if finding.hint.is_some() { Decision::Stop } else { Decision::Fix }
+    }
+}
+
+#[test]
+fn who_would_lose_a_table_that_is_not_found_hears_of_salvage_before_anything_is_written() {
+    let dir = tempdir().unwrap();
+    let good = require!(with_a_table_elsewhere(dir.path()));
+    let before = seen(&good);
+    assert!(before.len() > 200);
+    assert!(repaired(&good.snapshot()).unwrap().findings.is_empty());
+    let device = good.snapshot();
+    wipe(&device, 3, 4, true);
+    let mut asked = UntilHint(Vec::new());
+    let shared = Arc::new(device.snapshot());
+    let stopped = repair(shared, &RepairOptions { now: NOW }, &mut asked).unwrap();
+    assert!(stopped.is_stopped && stopped.plan.is_empty());
+    let [hint] = &asked.0[..] else { panic!("{:?}", asked.0) };
+    for word in ["group 3", "64 inodes", "extant salvage"] {
+        assert!(hint.contains(word), "{hint}");
+    }
+    let outcome = repaired(&device).unwrap();
+    assert!(outcome.is_clean);
+    let hints: Vec<_> = outcome.findings.iter().filter_map(|one| one.hint.as_ref()).collect();
+    assert_eq!(hints, [hint], "once for each group");
+    assert!(losses(&before, &device).len() > 30, "it says what is true");
 }

@@ -4,7 +4,6 @@ mod common;
 
 use std::io::Cursor;
 use std::sync::Arc;
-use std::time::Duration;
 
 use common::{NOW, SETS, e2fsck, planned, problems, repaired, sample};
 use extant::MountOptions;
@@ -12,64 +11,10 @@ use extant_block::{
     BlockDevice, FileDevice, MemoryDevice, RecordingDevice, SharedDevice, Survival,
 };
 use extant_format::mmp::{Mmp, MmpState};
-use extant_format::superblock::Superblock;
 use extant_repair::{Outcome, RepairError, RepairOptions, Yes, clear, holder, look, repair, undo};
 use extant_sync::{Clock, FixedClock, SystemClock};
+use extant_testkit::others::{While, get, place, put};
 use extant_testkit::{oracle, require, tempdir};
-
-/// Runs `other` once in each sleep.
-struct While<'a> {
-    clock: FixedClock,
-    other: Box<dyn Fn() + Send + Sync + 'a>,
-}
-
-impl<'a> While<'a> {
-    fn new(other: impl Fn() + Send + Sync + 'a) -> While<'a> {
-        While { clock: FixedClock::at(NOW, 0), other: Box::new(other) }
-    }
-}
-
-impl Clock for While<'_> {
-    fn now(&self) -> (i64, u32) {
-        self.clock.now()
-    }
-
-    fn monotonic(&self) -> Duration {
-        self.clock.monotonic()
-    }
-
-    fn sleep(&self, time: Duration) {
-        (self.other)();
-        self.clock.sleep(time);
-    }
-}
-
-fn superblock(device: &dyn BlockDevice) -> Superblock {
-    let mut bytes = [0; 1024];
-    device.read_at(1024, &mut bytes).unwrap();
-    Superblock::decode(&bytes).unwrap()
-}
-
-/// Where the block is, and the seed of its checksum.
-fn place(device: &dyn BlockDevice) -> (u64, Option<u32>) {
-    let sb = superblock(device);
-    let seed = sb.features.metadata_csum().then(|| sb.checksum_seed());
-    (sb.mmp_block.0 * u64::from(sb.block_size.bytes()), seed)
-}
-
-fn get(device: &dyn BlockDevice) -> Mmp {
-    let (at, seed) = place(device);
-    let mut bytes = [0; 1024];
-    device.read_at(at, &mut bytes).unwrap();
-    Mmp::decode(seed, &bytes).unwrap()
-}
-
-fn put(device: &dyn BlockDevice, change: impl FnOnce(&mut Mmp)) {
-    let (at, seed) = place(device);
-    let mut mmp = get(device);
-    change(&mut mmp);
-    device.write_at(at, &mmp.encode(seed)).unwrap();
-}
 
 /// A byte of a bitmap is wrong.
 fn damaged() -> Result<MemoryDevice, String> {
@@ -120,7 +65,7 @@ fn who_is_alive_is_left_alone() {
         mmp.node_name[..5].copy_from_slice(b"other");
     });
     let device: SharedDevice = Arc::new(before.snapshot());
-    let clock = While::new(|| put(&*device, |mmp| mmp.state = MmpState::Active(8)));
+    let clock = While::at(NOW, || put(&*device, |mmp| mmp.state = MmpState::Active(8)));
     let (told, result) = run(&device, &clock);
     let why = refusal(result);
     assert!(why.contains("other") && why.contains("changes"), "{why}");
@@ -175,7 +120,7 @@ fn a_damaged_block_is_set_right_unless_it_changes() {
     let (at, _) = place(&before);
     before.write_at(at + 3, &[0xff; 20]).unwrap();
     let device: SharedDevice = Arc::new(before.snapshot());
-    let clock = While::new(|| device.write_at(at + 200, &[1]).unwrap());
+    let clock = While::at(NOW, || device.write_at(at + 200, &[1]).unwrap());
     let why = refusal(run(&device, &clock).1);
     assert!(why.contains("damaged") && why.contains("changes"), "{why}");
 
@@ -221,7 +166,7 @@ fn who_comes_between_the_look_and_the_first_write_is_seen() {
 #[test]
 fn of_two_who_take_it_at_once_one_gets_it() {
     let device: SharedDevice = Arc::new(require!(damaged()));
-    let clock = While::new(|| put(&*device, |mmp| mmp.state = MmpState::Active(99)));
+    let clock = While::at(NOW, || put(&*device, |mmp| mmp.state = MmpState::Active(99)));
     let why = refusal(run(&device, &clock).1);
     assert!(why.contains("at the same time"), "{why}");
     assert_eq!(get(&*device).state, MmpState::Active(99), "left alone");

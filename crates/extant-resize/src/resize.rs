@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use extant_block::SharedDevice;
-use extant_change::{Committer, Guard, Image, is_unsettled, settle, settled_view, superblock};
+use extant_change::{Committer, Image, Seen, Tell, is_unsettled, settle, settled_view, superblock};
 use extant_format::superblock::Superblock;
 use extant_layout::{Shape, blocks_max};
+use extant_sync::Clock;
 
 use crate::error::{Obstacle, ResizeError, Result};
 use crate::grow::{self, bytes_of};
@@ -189,17 +190,28 @@ fn decide(image: &Image, committer: &Committer, goal: Goal, room: u64) -> Result
 
 /// Gives the file system on `device` another size. The device must be as large as the larger of both.
 ///
+/// With multi-mount protection, nobody has it meanwhile: this waits by the clock's [`sleep`](Clock::sleep) for
+/// others to show themselves, once before the first write (11 s as a rule), once more where the block says
+/// that a mount has it, and as a mount does before a journal is replayed; 6 minutes each at most. `tell` is
+/// told before each wait, with the number of seconds.
+///
 /// # Errors
 ///
 /// [`ResizeError`]. If the device failed, recovery of the journal or a check leads to the old size or
 /// to the new one.
-pub fn resize(device: &SharedDevice, goal: Goal) -> std::result::Result<Plan, ResizeError> {
+pub fn resize(
+    device: &SharedDevice,
+    goal: Goal,
+    clock: &Arc<dyn Clock>,
+    tell: &mut Tell<'_>,
+) -> std::result::Result<Plan, ResizeError> {
     let room = device.size_bytes();
     if is_unsettled(&superblock(&**device)?) {
         // What cannot be done is known before anything is written.
         plan(device, goal, room)?;
-        settle(device)?;
+        settle(device, clock, tell)?;
     }
+    let seen = Seen::look(&**device, &superblock(&**device)?, &**clock, tell)?;
     let mut image = Image::open(Arc::clone(device), room)?;
     let mut committer = Committer::of(&image)?;
     let decision = decide(&image, &committer, goal, room)?;
@@ -207,22 +219,34 @@ pub fn resize(device: &SharedDevice, goal: Goal) -> std::result::Result<Plan, Re
     if done.is_empty() {
         return Ok(done);
     }
-    let guard = Guard::take(device, &image.sb)?;
+    let guard = seen.claim(device, false, &**clock, tell)?;
+    let changed = change(device, &mut image, &mut committer, &decision);
+    // Whatever became of it: nothing more is written.
+    let ended = guard.end();
+    changed?;
+    ended?;
+    Ok(done)
+}
+
+fn change(
+    device: &SharedDevice,
+    image: &mut Image,
+    committer: &mut Committer,
+    decision: &Decision,
+) -> Result {
     match &decision.moves {
         None => {
-            let grown = grow::grow(&mut image, &decision.shape)?;
+            let grown = grow::grow(image, &decision.shape)?;
             for run in grown.zeroes {
                 device.write_zeroes(run.start, run.end - run.start)?;
             }
         }
         Some((survey, moves)) => {
             let end = decision.shape.sb.blocks_count;
-            shrink::evacuate(&mut image, &mut committer, survey, moves, end)?;
-            shrink::renumber(&mut image, &mut committer, survey, moves)?;
-            shrink::cut(&mut image, &decision.shape)?;
+            shrink::evacuate(image, committer, survey, moves, end)?;
+            shrink::renumber(image, committer, survey, moves)?;
+            shrink::cut(image, &decision.shape)?;
         }
     }
-    committer.commit(&image)?;
-    guard.end()?;
-    Ok(done)
+    Ok(committer.commit(image)?)
 }

@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{LAYOUTS, Layout, made, problems, seen, to_size, with_size};
+use common::{LAYOUTS, Layout, hasty, made, problems, seen, to_size, with_size};
 use extant::MountOptions;
 use extant_block::{MemoryDevice, RecordingDevice, SharedDevice, Survival};
 use extant_format::features::Feature;
@@ -99,7 +99,7 @@ fn the_kernel_mounts_what_has_grown_and_fills_it() {
 fn recorded(device: &MemoryDevice, size: u64) -> RecordingDevice {
     let recording = Arc::new(RecordingDevice::over(with_size(device, size)));
     let shared: SharedDevice = Arc::clone(&recording) as SharedDevice;
-    resize(&shared, Goal::Bytes(size)).unwrap();
+    resize(&shared, Goal::Bytes(size), &hasty(), &mut |_| {}).unwrap();
     drop(shared);
     Arc::into_inner(recording).unwrap()
 }
@@ -204,7 +204,7 @@ fn what_is_not_in_order_is_left_alone() {
     let large = Arc::new(with_size(&first, 30 * MIB));
     large.write_at(SUPERBLOCK_OFFSET, &sb.encode()).unwrap();
     let shared: SharedDevice = Arc::clone(&large) as SharedDevice;
-    let refused = resize(&shared, Goal::Max);
+    let refused = resize(&shared, Goal::Max, &hasty(), &mut |_| {});
     assert!(
         matches!(refused, Err(ResizeError::Change(ChangeError::Damaged { .. }))),
         "{refused:?}"

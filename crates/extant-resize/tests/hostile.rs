@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{LAYOUTS, made, seen, with_size};
+use common::{LAYOUTS, hasty, made, seen, with_size};
 use extant::MountOptions;
 use extant_base::Prng;
 use extant_block::{
@@ -53,7 +53,7 @@ fn damaged_images_are_refused_or_resized_and_nothing_panics() {
                 _ => Goal::Bytes(1 << 20 | random.below(64 << 20)),
             };
             let shared: SharedDevice = device;
-            match resize(&shared, goal) {
+            match resize(&shared, goal, &hasty(), &mut |_| {}) {
                 Ok(_) => done += 1,
                 Err(_) => refused += 1,
             }
@@ -76,7 +76,7 @@ fn a_write_that_fails_is_told_and_loses_nothing() {
         let plan = FaultPlan { exactly, whole: 0..u64::MAX, ..FaultPlan::default() };
         let fault = Arc::new(FaultDevice::new(Arc::clone(&device), plan));
         let shared: SharedDevice = Arc::clone(&fault) as SharedDevice;
-        let result = resize(&shared, Goal::Max);
+        let result = resize(&shared, Goal::Max, &hasty(), &mut |_| {});
         if fault.failed() == 0 {
             result.unwrap();
             break;
@@ -108,7 +108,8 @@ fn a_read_that_fails_is_told_as_one() {
         let plan = FaultPlan { exactly, ..FaultPlan::default() };
         let device = Arc::new(good.snapshot());
         let fault = Arc::new(FaultDevice::new(Arc::clone(&device), plan));
-        let result = resize(&(Arc::clone(&fault) as SharedDevice), Goal::Min);
+        let result =
+            resize(&(Arc::clone(&fault) as SharedDevice), Goal::Min, &hasty(), &mut |_| {});
         if fault.failed() == 0 {
             result.unwrap();
             break;

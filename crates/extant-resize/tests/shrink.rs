@@ -5,8 +5,8 @@ mod common;
 use std::sync::Arc;
 
 use common::{
-    LAYOUTS, Layout, made, problems, seen, to_size, with_files_at_the_end, with_inodes_at_the_end,
-    with_last_inodes, with_size,
+    LAYOUTS, Layout, hasty, made, problems, seen, to_size, with_files_at_the_end,
+    with_inodes_at_the_end, with_last_inodes, with_size,
 };
 use extant::MountOptions;
 use extant_base::Prng;
@@ -94,7 +94,7 @@ fn less_than_the_smallest_size_is_refused_with_it() {
     let full = require!(full_at_the_end(dir.path(), LAYOUTS[3]));
     let least = smallest(&full);
     let shared: SharedDevice = Arc::new(full.snapshot());
-    match resize(&shared, Goal::Bytes(least - 4096)) {
+    match resize(&shared, Goal::Bytes(least - 4096), &hasty(), &mut |_| {}) {
         Err(ResizeError::TooSmall { smallest, why }) => {
             assert_eq!(smallest, least);
             assert!(!why.is_empty());
@@ -102,7 +102,10 @@ fn less_than_the_smallest_size_is_refused_with_it() {
         other => panic!("{other:?}"),
     }
     // Nothing at all, too.
-    assert!(matches!(resize(&shared, Goal::Bytes(0)), Err(ResizeError::TooSmall { .. })));
+    assert!(matches!(
+        resize(&shared, Goal::Bytes(0), &hasty(), &mut |_| {}),
+        Err(ResizeError::TooSmall { .. })
+    ));
     assert_eq!(bytes(&full), full.size_bytes() / 1024 * 1024);
 }
 
@@ -147,7 +150,7 @@ fn inodes_move_in_front_of_the_new_end_and_the_tree_stays() {
         }
         if !has_journal && superblock(&device).group_count > 1 {
             let shared: SharedDevice = Arc::new(device.snapshot());
-            let error = resize(&shared, Goal::Bytes(least / 2)).unwrap_err();
+            let error = resize(&shared, Goal::Bytes(least / 2), &hasty(), &mut |_| {}).unwrap_err();
             assert!(error.to_string().contains("-O has_journal"), "{layout:?}: {error}");
         }
     }
@@ -196,7 +199,7 @@ fn inodes_that_may_not_move_are_named() {
     full.write_at(SUPERBLOCK_OFFSET, &sb.encode()).unwrap();
     assert!(smallest(&full) > least);
     let shared: SharedDevice = Arc::new(full.snapshot());
-    let error = resize(&shared, Goal::Bytes(least)).unwrap_err();
+    let error = resize(&shared, Goal::Bytes(least), &hasty(), &mut |_| {}).unwrap_err();
     assert!(error.to_string().contains("stable_inodes"), "{error}");
 }
 
@@ -258,7 +261,7 @@ fn cuts(layout: Layout, step: usize, what: What) -> Result<(), String> {
     let size = smallest(&full);
     let recording = Arc::new(RecordingDevice::over(with_size(&full, bytes(&full))));
     let shared: SharedDevice = Arc::clone(&recording) as SharedDevice;
-    let plan = resize(&shared, Goal::Bytes(size)).unwrap();
+    let plan = resize(&shared, Goal::Bytes(size), &hasty(), &mut |_| {}).unwrap();
     match what {
         What::Blocks => assert!(plan.moved_files > 3, "{layout:?}: {plan:?}"),
         What::Inodes => assert!(plan.moved_inodes > 0, "{layout:?}: {plan:?}"),

@@ -16,6 +16,7 @@
 //! - [`crash`]: every state that a power cut may leave, from a recorded history.
 //! - [`model`]: a name space in memory, operations on it, operations from a seed.
 //! - [`nbd`]: a server of block devices that loses connections and forgets.
+//! - [`others`]: other hosts, which take a file system that has multi-mount protection.
 //! - [`proof`]: does operations, cuts the power everywhere, and says whether what is left may be.
 //! - [`lasting`]: a device whose queue lasts, as a ring's direct operations need it.
 //! - [`rbd`]: stand-ins for the libraries of Ceph, which fail, stall and forget.
@@ -33,6 +34,7 @@ pub mod lasting;
 pub mod model;
 pub mod nbd;
 pub mod oracle;
+pub mod others;
 pub mod proof;
 pub mod rbd;
 mod scratch;

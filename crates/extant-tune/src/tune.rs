@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use extant_block::{BlockDevice, SharedDevice};
 use extant_change::{
-    Committer, Draft, Guard, Image, is_unsettled, settle, settled_view, superblock,
+    Committer, Draft, Guard, Image, Seen, Tell, is_unsettled, settle, settled_view, superblock,
 };
 use extant_check::{CheckOptions, ReportAll, examine};
 use extant_format::features::Features;
 use extant_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock};
 use extant_repair::{RepairError, RepairOptions, Yes, repair};
+use extant_sync::Clock;
 
 use crate::error::{Result, TuneError};
 use crate::request::{Conversion, Request};
@@ -280,6 +281,11 @@ pub type BeforeWriting<'a> = dyn FnMut(&[(u64, u64)]) -> std::result::Result<(),
 /// `before_writing` is called with everything that will be overwritten, as offset and length, when all
 /// is planned: a caller keeps a copy of it, to undo the change.
 ///
+/// With multi-mount protection, nobody else has the file system meanwhile: this waits by the clock's
+/// [`sleep`](Clock::sleep) for others to show themselves, once before the first write (11 s as a rule), once
+/// more where the block says that a mount has it, and as a mount does before a journal is replayed; 6 minutes
+/// each at most. `tell` is told before each wait, with the number of seconds.
+///
 /// # Errors
 ///
 /// [`TuneError`]. If the device failed, what is there then, [`Done::is_atomic`] says for each step.
@@ -287,6 +293,8 @@ pub fn tune(
     device: &SharedDevice,
     request: &Request,
     before_writing: &mut BeforeWriting<'_>,
+    clock: &Arc<dyn Clock>,
+    tell: &mut Tell<'_>,
 ) -> std::result::Result<Plan, TuneError> {
     if let Some(plan) = only_cleared(device, request)? {
         if !plan.steps.is_empty() {
@@ -302,8 +310,9 @@ pub fn tune(
     if is_unsettled(&sb) {
         // What cannot be done is known before anything is written.
         plan(device, request)?;
-        settle(device)?;
+        settle(device, clock, tell)?;
     }
+    let seen = Seen::look(&**device, &superblock(&**device)?, &**clock, tell)?;
     let (planned, features) = steps(device, request)?;
     let mut plan = plan_of(device, &planned, features)?;
     if is_cleared {
@@ -313,25 +322,29 @@ pub fn tune(
         return Ok(plan);
     }
     before_writing(&places(&planned))?;
-    let guard = Guard::take(device, &superblock(&**device)?)?;
-    let has_mmp = extant_format::features::Feature::MMP;
-    let mut guard = Some(guard);
-    for one in planned {
-        if !one.step.sb.features.has(has_mmp)
-            && let Some(guard) = guard.take()
-        {
-            guard.end()?;
-        }
+    let mut guard = seen.claim(device, false, &**clock, tell)?;
+    let changed = change(device, planned, &mut guard);
+    // Whatever became of it: nothing more is written.
+    let ended = guard.end();
+    changed?;
+    ended?;
+    Ok(plan)
+}
+
+/// Does the steps, each under the protection that the file system has before it.
+fn change(device: &SharedDevice, planned: Vec<Planned>, guard: &mut Guard) -> Result {
+    let mut left = planned.len();
+    for mut one in planned {
+        left -= 1;
+        let after = guard.after(&mut one.step, left == 0)?;
         for run in &one.zeroes {
             device.write_zeroes(run.start, run.end - run.start)?;
         }
         let mut committer = Committer::of(&Image::open(Arc::clone(device), 0)?)?;
         committer.apply(one.step)?;
+        *guard = after;
     }
-    if let Some(guard) = guard {
-        guard.end()?;
-    }
-    Ok(plan)
+    Ok(())
 }
 
 /// What the steps overwrite of what anybody looks at: what becomes zeros is free, or was never used.

@@ -6,17 +6,18 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{LAYOUTS, Layout, e2fsck, features, made, problems, seen, tuned};
+use common::{LAYOUTS, Layout, e2fsck, features, hasty, made, problems, seen, tuned};
 use extant_base::Prng;
 use extant_block::{
     BlockDevice, FaultDevice, FaultPlan, MemoryDevice, OperationKind, RecordingDevice,
     SharedDevice, Survival,
 };
 use extant_format::features::Feature;
+use extant_format::mmp::MmpState;
 use extant_format::superblock::{SUPERBLOCK_OFFSET, Superblock, SuperblockError};
 use extant_repair::{RepairOptions, Yes, repair};
 use extant_testkit::oracle::{self, LoopMount};
-use extant_testkit::{image, require, tempdir};
+use extant_testkit::{image, others, require, tempdir};
 use extant_tune::{Plan, Request, TuneError, tune};
 use rustix::mount::MountFlags;
 
@@ -112,7 +113,7 @@ fn sizes_and_names_change_and_please_both_checkers() {
 fn recorded(device: &MemoryDevice, request: &Request) -> (RecordingDevice, Plan) {
     let recording = Arc::new(RecordingDevice::over(device.snapshot()));
     let shared: SharedDevice = Arc::clone(&recording) as SharedDevice;
-    let plan = tune(&shared, request, &mut |_| Ok(())).unwrap();
+    let plan = tune(&shared, request, &mut |_| Ok(()), &hasty(), &mut |_| {}).unwrap();
     drop(shared);
     (Arc::into_inner(recording).unwrap(), plan)
 }
@@ -449,24 +450,27 @@ fn what_was_killed_under_multi_mount_protection_is_in_nobodys_way_when_told() {
     require!(oracle::mke2fs(&path, "24M", &["-text4", "-b1024", "-Jsize=4", "-Ommp"]));
     let device: SharedDevice = Arc::new(image::load(&path));
     // Dropped without its end, as by SIGKILL.
-    drop(
-        extant_change::Guard::take(&device, &extant_change::superblock(&*device).unwrap()).unwrap(),
-    );
+    others::put(&*device, |mmp| mmp.state = MmpState::Fsck);
     let quota = features("quota");
-    let error = tune(&device, &quota, &mut |_| Ok(())).unwrap_err().to_string();
+    let error =
+        tune(&device, &quota, &mut |_| Ok(()), &hasty(), &mut |_| {}).unwrap_err().to_string();
     assert!(error.contains("a check or a conversion"), "{error}");
     let clear = Request { clear_mmp: true, ..Request::default() };
     for (steps, request) in [(1, &clear), (0, &clear)] {
         assert_eq!(extant_tune::plan(&device, request).unwrap().steps.len(), steps);
-        assert_eq!(tune(&device, request, &mut |_| Ok(())).unwrap().steps.len(), steps);
+        assert_eq!(
+            tune(&device, request, &mut |_| Ok(()), &hasty(), &mut |_| {}).unwrap().steps.len(),
+            steps
+        );
     }
-    tune(&device, &quota, &mut |_| Ok(())).unwrap();
+    tune(&device, &quota, &mut |_| Ok(()), &hasty(), &mut |_| {}).unwrap();
     // With other wishes in one request.
-    drop(
-        extant_change::Guard::take(&device, &extant_change::superblock(&*device).unwrap()).unwrap(),
-    );
+    others::put(&*device, |mmp| mmp.state = MmpState::Fsck);
     let both = Request { clear_mmp: true, ..features("^quota") };
-    assert_eq!(tune(&device, &both, &mut |_| Ok(())).unwrap().steps.len(), 2);
+    assert_eq!(
+        tune(&device, &both, &mut |_| Ok(()), &hasty(), &mut |_| {}).unwrap().steps.len(),
+        2
+    );
     let mut bytes = vec![0; device.size_bytes() as usize];
     device.read_at(0, &mut bytes).unwrap();
     std::fs::write(&path, bytes).unwrap();
@@ -513,7 +517,8 @@ fn damaged_images_are_refused_or_converted_and_nothing_panics() {
                 1 => request = Request { uuid: Some([9; 16]), ..request },
                 _ => {}
             }
-            match tune(&(device as SharedDevice), &request, &mut |_| Ok(())) {
+            match tune(&(device as SharedDevice), &request, &mut |_| Ok(()), &hasty(), &mut |_| {})
+            {
                 Ok(_) => done += 1,
                 Err(_) => refused += 1,
             }
@@ -595,7 +600,7 @@ fn a_read_that_fails_is_told_as_one() {
         let device = Arc::new(good.snapshot());
         let fault = Arc::new(FaultDevice::new(Arc::clone(&device), plan));
         let shared: SharedDevice = Arc::clone(&fault) as SharedDevice;
-        let result = tune(&shared, &request, &mut |_| Ok(()));
+        let result = tune(&shared, &request, &mut |_| Ok(()), &hasty(), &mut |_| {});
         if fault.failed() == 0 {
             result.unwrap();
             break;

@@ -453,15 +453,16 @@ pub(crate) fn set_context(
 ///
 /// # Errors
 ///
-/// [`FsError::NameTooLong`]; as [`View::require`].
+/// [`FsError::TargetTooLong`]; as [`View::require`].
 pub(crate) fn stored_target(fs: &Fs, node: &Arc<Node>, target: &[u8]) -> Result<Vec<u8>> {
     let view = fs.view(node);
     let what = "link target";
     let Cipher::Names(names) = view.require(what)?.cipher else {
         return Err(FsError::Encrypted { ino: node.ino(), what, key: None });
     };
-    let too_long = FsError::NameTooLong { len: target.len() };
-    let cipher = names.encrypt(target, target_bytes_max(&view)).map_err(|_| too_long)?;
+    let most = target_bytes_max(&view);
+    let too_long = FsError::TargetTooLong { len: target.len(), most };
+    let cipher = names.encrypt(target, most).map_err(|_| too_long)?;
     let len = u16::try_from(cipher.len()).unwrap_or(u16::MAX);
     Ok([&len.to_le_bytes()[..], &cipher].concat())
 }

@@ -83,6 +83,13 @@ pub enum FsError {
         /// Length of the name in bytes.
         len: usize,
     },
+    /// The target of a symbolic link is longer than the file system can store.
+    TargetTooLong {
+        /// Length of the target in bytes.
+        len: usize,
+        /// Length of the longest target of such a link, in bytes: by the size of blocks, with 4095 as the most.
+        most: usize,
+    },
     /// The path leads through more than [`SYMLINKS_MAX`](crate::SYMLINKS_MAX) symbolic links.
     SymlinkLoop {
         /// The link at which resolution stopped.
@@ -450,6 +457,7 @@ impl FsError {
             | Self::NotARegularFile { .. }
             | Self::NotASymlink { .. }
             | Self::NameTooLong { .. }
+            | Self::TargetTooLong { .. }
             | Self::SymlinkLoop { .. }
             | Self::TooDeep { .. }
             | Self::NoSuchInode { .. }
@@ -520,7 +528,7 @@ impl FsError {
             Self::IsADirectory { .. } => errno::EISDIR,
             Self::NotARegularFile { .. } => errno::EINVAL,
             Self::NotASymlink { .. } => errno::EINVAL, // What readlink(2) says.
-            Self::NameTooLong { .. } => errno::ENAMETOOLONG,
+            Self::NameTooLong { .. } | Self::TargetTooLong { .. } => errno::ENAMETOOLONG,
             Self::SymlinkLoop { .. } => errno::ELOOP,
             Self::TooDeep { .. } => errno::ENAMETOOLONG, // Its path would be.
             // Linux gives this answer for a file handle whose inode is gone.
@@ -662,6 +670,10 @@ impl fmt::Display for FsError {
             Self::NameTooLong { len } => {
                 write!(f, "a name of {len} bytes is longer than the 255 that ext4 allows")
             }
+            Self::TargetTooLong { len, most } => write!(
+                f,
+                "a link target of {len} bytes is longer than the {most} that fit, with blocks of this size"
+            ),
             Self::SymlinkLoop { ino, at } => {
                 if let Some(at) = at {
                     write!(f, "{at}: ")?;

@@ -14,6 +14,7 @@ use super::FileDevice;
 use crate::device::{BlockDevice, check_range, run_in_place};
 use crate::discard;
 use crate::error::{DeviceError, DeviceFault, OperationKind};
+use crate::length::check_length;
 use crate::lent::Lent;
 use crate::operation::{Completion, Operation, Pending};
 use crate::queue::{EngineInfo, LastingQueue, Portable, Queue, QueueOptions};
@@ -176,7 +177,7 @@ impl BlockDevice for FileDevice {
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         check_may_wait("a device");
         let (kind, len) = (OperationKind::Write, bytes.len() as u64);
-        check_range(self, kind, offset, len)?;
+        self.check_write(kind, offset, len)?;
         self.file
             .write_all_at(bytes, offset)
             .map_err(|error| self.error(kind, offset, len, DeviceFault::Io(error)))
@@ -187,7 +188,7 @@ impl BlockDevice for FileDevice {
     fn write_fua_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         check_may_wait("a device");
         let (kind, len) = (OperationKind::Write, bytes.len() as u64);
-        check_range(self, kind, offset, len)?;
+        self.check_write(kind, offset, len)?;
         let mut done = 0;
         while let Some(rest) = bytes.get(done..).filter(|rest| !rest.is_empty()) {
             let (at, parts) = (offset + done as u64, [IoSlice::new(rest)]);
@@ -208,7 +209,7 @@ impl BlockDevice for FileDevice {
             };
             return Err(self.error(kind, offset, len, DeviceFault::Io(error)));
         }
-        Ok(())
+        check_length(&self.file, self.size()).map_err(|fault| self.error(kind, offset, len, fault))
     }
 
     fn write_vectored_at(&self, offset: u64, parts: &[IoSlice<'_>]) -> Result<(), DeviceError> {
@@ -217,7 +218,7 @@ impl BlockDevice for FileDevice {
             return self.write_at(offset, one);
         }
         let (kind, len) = (OperationKind::Write, parts.iter().map(|part| part.len() as u64).sum());
-        check_range(self, kind, offset, len)?;
+        self.check_write(kind, offset, len)?;
         let mut parts = parts;
         let mut at = offset;
         // Number of bytes of the first part that are stored already.
@@ -260,7 +261,7 @@ impl BlockDevice for FileDevice {
         if runs.len() < 2 || self.rings.at_once(kind) < 2 {
             return runs.iter().map(|run| self.write_vectored_at(run.offset, run.parts)).collect();
         }
-        let checks = runs.iter().map(|run| check_range(self, kind, run.offset, run.length()));
+        let checks = runs.iter().map(|run| self.check_write(kind, run.offset, run.length()));
         let checks: Vec<_> = checks.collect();
         let good = runs.iter().zip(&checks).filter(|(_, check)| check.is_ok());
         let mut lent: Vec<_> = good.map(|(run, _)| Lent::write(run.offset, run.parts)).collect();
@@ -313,9 +314,9 @@ impl BlockDevice for FileDevice {
         if self.is_read_only {
             return Ok(());
         }
-        self.file
-            .sync_data()
-            .map_err(|error| self.error(OperationKind::Flush, 0, 0, DeviceFault::Io(error)))
+        let done = self.file.sync_data().map_err(DeviceFault::Io);
+        done.and_then(|()| check_length(&self.file, self.size()))
+            .map_err(|fault| self.error(OperationKind::Flush, 0, 0, fault))
     }
 
     /// Punches a hole into a file, or discards the whole sectors of the range on a block device.
@@ -348,7 +349,7 @@ impl BlockDevice for FileDevice {
     fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         check_may_wait("a device");
         let kind = OperationKind::WriteZeroes;
-        check_range(self, kind, offset, len)?;
+        self.check_write(kind, offset, len)?;
         let mode = if self.is_block_device {
             FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE
         } else {
@@ -374,7 +375,7 @@ impl BlockDevice for FileDevice {
     fn allocate(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
         check_may_wait("a device");
         let kind = OperationKind::Allocate;
-        check_range(self, kind, offset, len)?;
+        self.check_write(kind, offset, len)?;
         if self.is_block_device || !self.has_holes.load(Ordering::Relaxed) {
             return Ok(());
         }

@@ -2,6 +2,7 @@
 //!
 //! One program for all of them: each has to be linked with everything it tests.
 
+mod cut_off;
 mod devices;
 mod faults;
 #[cfg(feature = "partition")]

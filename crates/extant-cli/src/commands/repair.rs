@@ -15,7 +15,7 @@ use extant_sync::{Clock, SystemClock};
 use serde_json::{Value, json};
 
 use crate::exit::{Exit, Failure, Result, chain};
-use crate::image::{cut_off, opening, split, window};
+use crate::image::{cut_off, instead_of_ext, opening, split, window};
 use crate::in_use;
 use crate::interrupt;
 use crate::output::{Out, complain};
@@ -25,7 +25,7 @@ use crate::target::epoch;
 use crate::text::{counted, escape};
 
 /// The end of `--help`, before the exit codes.
-pub(crate) const EXAMPLES: &str = "Examples:\n  extant repair disk.img\n  extant repair -n disk.img\n  extant repair -y --undo before.undo disk.img\n\nEnds with the codes of fsck(8): 0 nothing was wrong, 1 everything was set right, 4 something is left, 8 it could not be done.\n";
+pub(crate) const EXAMPLES: &str = "Examples:\n  extant repair disk.img\n  extant repair -n disk.img\n  extant repair -y --undo before.undo disk.img\n\nEnds with the codes of fsck(8): 0 nothing was wrong, 1 everything was set right, 4 something is left, or it is no ext2, ext3 or ext4, 8 it does not read or write.\n";
 
 /// The end of `--help` of `undo`.
 pub(crate) const UNDO_EXAMPLES: &str = "Examples:\n  extant repair -y --undo before.undo disk.img\n  extant undo before.undo disk.img\n";
@@ -105,7 +105,12 @@ impl Ask for Terminal {
         loop {
             let message = escape(finding.message.as_bytes());
             // Without a terminal that can be written to, the answer below is an end.
-            let _ = write!(err, "{message}\n  {}? [y]es, [n]o, [a]ll, [q]uit: ", finding.fix);
+            if let Some(hint) = &finding.hint {
+                let _ = write!(err, "{message}\n  note: {}", escape(hint.as_bytes()));
+            } else {
+                let _ = write!(err, "{message}");
+            }
+            let _ = write!(err, "\n  {}? [y]es, [n]o, [a]ll, [q]uit: ", finding.fix);
             let _ = err.flush();
             let mut line = String::new();
             match io::stdin().lock().read_line(&mut line) {
@@ -163,7 +168,7 @@ pub(crate) fn run(args: &RepairArgs) -> Result<Exit> {
     };
     let options = RepairOptions { now };
     let outcome = extant_repair::repair(SharedDevice::clone(&device), &options, ask)
-        .map_err(|error| cannot(&error, &name))?;
+        .map_err(|error| args.cannot(&error, &name, &device))?;
     let look = look.filter(|_| !outcome.plan.is_empty());
     let writes = look.is_some();
     if let Some(look) = look {
@@ -202,6 +207,9 @@ impl RepairArgs {
         // From here on ^C waits for the end, which is near: who is killed stays in the block of multi-mount
         // protection, in everybody's way.
         interrupt::listen()?;
+        for hint in outcome.findings.iter().filter_map(|one| one.hint.as_ref()) {
+            complain(&format!("{name}: note: {}", escape(hint.as_bytes())));
+        }
         held(device, look, Some(outcome), name, |below| {
             if let Some(undo) = &self.undo {
                 let writes = outcome.plan.writes();
@@ -213,6 +221,14 @@ impl RepairArgs {
                     .hint("the image is marked as in need of a check: repair it again")
             })
         })
+    }
+
+    /// Why there is nothing to be repaired, where it is none of ours: by what it is.
+    fn cannot(&self, error: &RepairError, name: &str, device: &SharedDevice) -> Failure {
+        let at_start = self.offset.is_none() && self.partition.is_none();
+        let is_none = matches!(error, RepairError::NoSuperblock | RepairError::BadSuperblock(_));
+        let instead = if is_none { instead_of_ext(name, device, at_start) } else { None };
+        instead.unwrap_or_else(|| cannot(error, name))
     }
 
     fn exit(&self, outcome: &Outcome) -> Exit {
@@ -254,6 +270,9 @@ impl RepairArgs {
                 None if written => writeln!(out, "{name}: {message}: done: {}", one.fix)?,
                 None => writeln!(out, "{name}: {message}: would be done: {}", one.fix)?,
             }
+            if let Some(hint) = one.hint.as_ref().filter(|_| !written) {
+                writeln!(out, "{name}: note: {}", escape(hint.as_bytes()))?;
+            }
         }
         let found = counted(outcome.findings.len() as u64, "problem");
         if outcome.transactions > 0 {
@@ -283,7 +302,7 @@ impl RepairArgs {
 }
 
 /// Says that another host is given time to show itself.
-fn waits(name: &str, seconds: u64) {
+pub(crate) fn waits(name: &str, seconds: u64) {
     complain(&format!(
         "{name}: note: multi-mount protection: waiting {seconds} s for another host to show itself"
     ));
@@ -334,6 +353,7 @@ fn finding_json(one: &Fix) -> Value {
         "block": one.objects.block.map(|block| block.0),
         "group": one.objects.group.map(|group| group.0),
         "done": one.left.is_none(),
+        "hint": one.hint,
         "left": one.left,
     })
 }
@@ -342,6 +362,10 @@ fn cannot(error: &RepairError, name: &str) -> Failure {
     let exit = match error {
         RepairError::Features { .. } => Exit::Unsupported,
         RepairError::InUse { .. } => Exit::Refused,
+        RepairError::NoSuperblock
+        | RepairError::BadSuperblock(_)
+        | RepairError::DeviceTooSmall { .. }
+        | RepairError::Check(_) => Exit::Image,
         _ => Exit::Io,
     };
     let failure = Failure::new(exit, chain(error)).about(name);

@@ -9,8 +9,10 @@ use std::sync::Arc;
 use clap::Args;
 use extant_block::{BlockDevice, DeviceFault, FileDevice, SharedDevice};
 use extant_resize::{ChangeError, Goal, Plan, ResizeError, Sizes};
+use extant_sync::{Clock, SystemClock};
 use serde_json::{Value, json};
 
+use crate::commands::repair::waits;
 use crate::exit::{Exit, Failure, Result, chain};
 use crate::image::{cut_off, opening, split, window};
 use crate::in_use;
@@ -146,7 +148,7 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<Exit> {
         return show(args, plan, &name, false);
     }
     let done = match file {
-        None => extant_resize::resize(&device, goal).map_err(cannot)?,
+        None => resize(&device, goal, &name)?,
         Some(file) => {
             drop(device);
             let after = plan.map(|plan| plan.after.bytes);
@@ -154,6 +156,13 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<Exit> {
         }
     };
     show(args, &done, &name, !done.is_empty())
+}
+
+/// Resizes what is on a device, and says what it waits for.
+fn resize(device: &SharedDevice, goal: Goal, name: &str) -> Result<Plan> {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let done = extant_resize::resize(device, goal, &clock, &mut |seconds| waits(name, seconds));
+    done.map_err(|error| failure(&error, name))
 }
 
 /// Has the server of a mount make its file system larger.
@@ -262,9 +271,7 @@ fn in_file(
     let device = file.file().try_clone().map_err(failed).and_then(|same| {
         Ok(Arc::new(FileDevice::with_file(same, Path::new(name), false)?) as SharedDevice)
     });
-    let done = device.and_then(|device| {
-        extant_resize::resize(&device, goal).map_err(|error| failure(&error, name))
-    });
+    let done = device.and_then(|device| resize(&device, goal, name));
     // Of what may be half done, nothing is cut off.
     let is_refused = matches!(&done, Err(failure) if failure.exit != Exit::Io);
     if is_refused && grown.is_some() {

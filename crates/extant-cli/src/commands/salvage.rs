@@ -25,7 +25,7 @@ use crate::source::SourceArgs;
 use crate::text::{counted, escape, kind_name};
 
 /// The end of `--help`, before the exit codes.
-pub(crate) const EXAMPLES: &str = "Examples:\n  extant salvage broken.img rescued\n  extant salvage --json broken.img rescued | jq -r '.path // empty'\n  extant salvage --partition 2 disk.img rescued\n\nEnds with 0 when everything is whole, 4 when something is missing, 8 when nothing could be done.\n";
+pub(crate) const EXAMPLES: &str = "Examples:\n  extant salvage broken.img rescued\n  extant salvage --json broken.img rescued | jq -r '.path // empty'\n  extant salvage --partition 2 disk.img rescued\n\nEnds with 0 when everything is whole, 4 when something is missing or nothing was found, 8 when the device does not read.\n";
 
 /// Copy what can be read out of a damaged image
 ///
@@ -132,7 +132,7 @@ pub(crate) fn cannot(error: &SalvageError, name: &str, hint: &str) -> Failure {
     let failure = |exit| Failure::new(exit, error.to_string()).about(name);
     match error {
         SalvageError::Features { .. } => failure(Exit::Unsupported),
-        SalvageError::NoSuperblock { .. } => failure(Exit::Io).hint(hint),
+        SalvageError::NoSuperblock { .. } => failure(Exit::Image).hint(hint),
         _ => failure(Exit::Io),
     }
 }

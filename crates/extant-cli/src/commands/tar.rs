@@ -16,6 +16,7 @@ use crate::acl_text::entries_text;
 use crate::archive::{Archive, Header, Kind, Record, map_entry_len};
 use crate::exit::{Exit, Failure, Result};
 use crate::image::{Failures, Image, ImageArgs};
+use crate::interrupt;
 use crate::output::complain;
 use crate::text::escape;
 
@@ -86,7 +87,14 @@ pub(crate) fn archive_output(path: &Path) -> Result<Output> {
         }
         _ => return Err(Failure::new(Exit::Refused, format!("{name}: it is no regular file"))),
     }
+    // Where files have no unnamed form, what is unfinished has a name, which is taken away on the way out.
+    interrupt::listen()?;
     Ok(Output::create(path, 0)?)
+}
+
+/// What a signal leaves of an archive in a file. One to standard output ends with the process, at once.
+fn interrupted() -> Failure {
+    Failure::new(Exit::Interrupted, "interrupted; no archive was made")
 }
 
 /// Writes the whole archive.
@@ -162,6 +170,9 @@ impl<W: Write> Writer<W> {
         inode: &Inode,
     ) -> Result<()> {
         let failed = |error| crate::image::failure(image, path, error);
+        if interrupt::requested() {
+            return Err(interrupted());
+        }
         let metadata = inode.metadata();
         if inode.is_encrypted() && !inode.is_dir() {
             return Err(Failure::new(
@@ -261,6 +272,9 @@ impl<W: Write> Writer<W> {
             while at < end {
                 let count = usize::try_from(end - at).unwrap_or(usize::MAX).min(buffer.len());
                 let chunk = buffer.get_mut(..count).unwrap_or_default();
+                if interrupt::requested() {
+                    return Err(Stop::Interrupted);
+                }
                 let read = inode.read_at(chunk, at)?;
                 if read == 0 {
                     return Err(Stop::Short(at));
@@ -302,6 +316,7 @@ enum Stop {
     Fs(extant::FsError),
     Output(io::Error),
     Short(u64),
+    Interrupted,
 }
 
 impl From<extant::FsError> for Stop {
@@ -321,6 +336,7 @@ impl Stop {
         match self {
             Stop::Fs(error) => crate::image::failure(image, path, error),
             Stop::Output(error) => Failure::output(error),
+            Stop::Interrupted => interrupted(),
             Stop::Short(at) => {
                 let label = crate::image::label(image, path);
                 Failure::new(Exit::Image, format!("{label}: it ends at byte {at}, before its size"))

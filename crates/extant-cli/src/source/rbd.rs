@@ -85,6 +85,12 @@ impl From<extant_rbd::RbdError> for Failure {
                 let hint = "write to an overlay (--overlay FILE), or to the image itself";
                 (Exit::Refused, Some(hint.to_owned()))
             }
+            RbdError::MayNotWrite { id, .. } => {
+                let hint = format!(
+                    "ceph auth get client.{id} shows what it may (profile rbd writes); or write to an overlay (--overlay FILE)"
+                );
+                (Exit::Refused, Some(hint))
+            }
             RbdError::Connect { id, .. } => {
                 let hint = format!("ceph -s --id {id} asks the same cluster");
                 (Exit::Io, Some(hint))

@@ -680,3 +680,32 @@ fn damage_that_is_met_when_changes_are_stored_has_the_exit_code_too() {
     let listed = place.run(&["ls", "a.img:/"]).succeeds();
     assert!(!listed.out().contains('x'), "{}", listed.out());
 }
+
+/// The longest target has a block less one byte; whoever makes a link says how long it is and what fits.
+#[test]
+fn a_target_that_is_too_long_for_the_blocks_is_named_with_its_length_by_all_who_make_links() {
+    use std::os::unix::fs::symlink;
+    let place = Place::new();
+    std::fs::create_dir(place.path("source")).unwrap();
+    let target = |len: usize| "t".repeat(len);
+    symlink(target(1023), place.path("source/fits")).unwrap();
+    symlink(target(1024), place.path("source/long")).unwrap();
+    let words = ["1024 bytes", "1023"];
+    let hint = "-b 4096";
+    place.run(&["mkfs", "-b", "1024", "a.img", "16M"]).succeeds();
+    place.run(&["cp", "-r", "source", "a.img:/"]).ends_with(1).complains(&words).hints(hint);
+    assert_eq!(place.run(&["ls", "a.img:/source"]).succeeds().out(), "fits\n");
+    place.run(&["ln", "-s", &target(1023), "a.img:/other"]).succeeds();
+    let long = target(1024);
+    let ln = place.run(&["ln", "-s", &long, "a.img:/long"]).ends_with(6).complains(&words);
+    assert!(!ln.hints(hint).err().contains("name of"));
+    let build = ["build", "-b", "1024", "b.img", "--from"];
+    let with = |source: &'static str| [&build[..], &[source]].concat();
+    place.run(&with("source")).ends_with(6).complains(&words).complains(&["/long"]).hints(hint);
+    if let Some(tar) = tool("tar", &["-cf", "source.tar", "source"], place.0.path()) {
+        assert!(tar.status.success());
+        place.run(&with("source.tar")).ends_with(6).complains(&words).hints(hint);
+    }
+    place.run(&["build", "-b", "4096", "b.img", "--from", "source"]).succeeds();
+    place.run(&["check", "a.img", "b.img"]).succeeds();
+}

@@ -68,3 +68,33 @@ fn an_interrupted_copy_tells_what_it_has_changed() {
     ran.complains(&["what was done before stays; 1 directory that was made is not full"]);
     assert!(place.path("again").is_dir());
 }
+
+#[test]
+fn an_interrupted_archive_is_not_there() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("source")).unwrap();
+    let bytes: Vec<u8> = (0..96u32 << 20).map(|at| (at * 7 + at / 251) as u8).collect();
+    std::fs::write(place.path("source/long"), bytes).unwrap();
+    place.run(&["build", "a.img", "--from", "source"]).succeeds();
+    let before = place.names();
+    std::fs::write(place.path("old.tar"), "what was there before").unwrap();
+    let ends = [rustix::process::Signal::INT, rustix::process::Signal::TERM];
+    for (name, signal) in [("new.tar", ends[0]), ("old.tar", ends[1])] {
+        let mut command = place.command(&["tar", "-o", name, "a.img"]);
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        while !place.is_writing(child.id()) {
+            assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
+            std::thread::yield_now();
+        }
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, signal).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let ran = Ran { args: "tar".to_owned(), output }.ends_with(130);
+        ran.complains(&["interrupted", "no archive was made"]);
+    }
+    let old = std::fs::read(place.path("old.tar")).unwrap();
+    assert_eq!(old, b"what was there before");
+    std::fs::remove_file(place.path("old.tar")).unwrap();
+    assert_eq!(place.names(), before, "nothing is left behind");
+    place.run(&["tar", "-o", "new.tar", "a.img"]).succeeds();
+}

@@ -140,6 +140,19 @@ fn what_is_wrong_is_named_with_what_to_do() {
         .hints("--overlay");
     here.run(&["cat", &here.at("/file")]).succeeds();
     fs::remove_file(&lock).unwrap();
+    // What the cluster does not allow, as it says at one step or the other; who only reads needs less.
+    for step in ["fail_lock=1", "fail_open=1", "fail_open=13"] {
+        here.cluster.tell(step);
+        let refused = here.run(&["rm", &(here.address() + ":id=reader:/file")]).ends_with(7);
+        refused.complains(&["client.reader may not write to it"]).hints("--overlay");
+        let code = if step == "fail_lock=1" { 0 } else { 8 };
+        here.run(&["cat", &here.at("/file")]).ends_with(code);
+    }
+    here.cluster.tell("fail_lock=5");
+    here.run(&["rm", &here.at("/file")])
+        .ends_with(8)
+        .complains(&["taking the exclusive lock failed"]);
+    here.cluster.tell("");
     // No lock to take.
     let noted = here.run(&["cp", "source/file", &(here.address() + ":fake_features=1:/n")]);
     assert!(noted.succeeds().err().contains("has not the feature exclusive-lock"));
@@ -424,8 +437,9 @@ fn in_a_real_cluster_a_user_has_what_the_keyring_gives() {
     let reader = by("reader", &ring);
     assert_eq!(place.run(&["cat", &format!("{reader}:/new")]).succeeds().out(), "hello\n");
     place.run(&["check", &reader]).succeeds();
-    let refused = place.run(&["rm", &format!("{reader}:/new")]).ends_with(8);
-    refused.complains(&["Operation not permitted"]);
+    let refused = place.run(&["rm", &format!("{reader}:/new")]).ends_with(7);
+    let refused = refused.complains(&["client.reader may not write", "Operation not permitted"]);
+    refused.hints("ceph auth get client.reader");
     // Another key, no key, and no file of keys.
     let wrong = place.path("wrong.keyring");
     fs::write(&wrong, "[client.reader]\n\tkey = AQBiZ1ZlAAAAABAAYWJjZGVmZ2hpamtsbW5vcA==\n")

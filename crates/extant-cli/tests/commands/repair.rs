@@ -70,7 +70,14 @@ fn nobody_is_asked_where_nobody_is() {
     place.run(&["build", "a.img", "--from", "source"]).succeeds();
     place.run(&["repair", "a.img"]).ends_with(2).complains(&["nobody"]).hints("-y");
     place.run(&["repair", "-y", "a.img"]).succeeds();
-    place.run(&["repair", "-y", "source/file"]).ends_with(8).complains(&["no backup"]);
+    // One code for one cause: as of everybody who looks at it.
+    for words in [&["repair", "-y"][..], &["repair", "-n"], &["ls"], &["check"], &["resize"]] {
+        let size = (words == ["resize"]).then_some("1M");
+        let words: Vec<&str> = words.iter().copied().chain(["none"]).chain(size).collect();
+        std::fs::write(place.path("none"), "KDMV".repeat(1 << 18)).unwrap();
+        place.run(&words).ends_with(4).complains(&["none: "]);
+    }
+    place.run(&["repair", "-y", "none"]).ends_with(4).complains(&["VMDK"]);
     place.run(&["repair", "-y", "a.img:/file"]).ends_with(2);
 }
 
@@ -90,7 +97,7 @@ fn an_image_that_was_cut_off_is_said_to_be_by_everybody() {
     assert!(told.contains(&said[0]) && told.contains(&said[1]), "{told}");
     assert!(!told.contains("extant repair sets"), "{told}");
     for words in [&["repair", "-y", "a.img"][..], &["repair", "-n", "a.img"]] {
-        place.run(words).ends_with(8).complains(&[&said[0]]).hints(&said[1]);
+        place.run(words).ends_with(4).complains(&[&said[0]]).hints(&said[1]);
         assert_eq!(place.run(words).out(), "", "nobody says that it is clean");
     }
     place.run(&["resize", "a.img", "1G"]).ends_with(4).complains(&[&said[0]]).hints(&said[1]);
@@ -117,6 +124,28 @@ fn a_number_of_blocks_that_a_backup_denies_is_not_believed() {
     let fsck = tool("e2fsck", &["-fn", "a.img"], place.0.path()).unwrap();
     assert!(fsck.status.success(), "{}", String::from_utf8_lossy(&fsck.stdout));
     place.run(&["check", "a.img"]).succeeds();
+}
+
+#[test]
+fn what_a_table_that_is_not_found_costs_is_said_before_it_is_written() {
+    let place = Place::new();
+    place.run(&["mkfs", "-b", "4096", "a.img", "32M"]).succeeds();
+    let mut bytes = std::fs::read(place.path("a.img")).unwrap();
+    let sb = Superblock::decode(&bytes[1024..2048]).unwrap();
+    assert_eq!(sb.group_count, 1, "no backup");
+    let table = u32::from_le_bytes(bytes[4096 + 8..4096 + 12].try_into().unwrap()) as usize;
+    bytes[4096..4096 + 64].fill(0);
+    bytes[table * 4096..(table + 1) * 4096].fill(0xa5);
+    std::fs::write(place.path("a.img"), &bytes).unwrap();
+    let words = ["group 0", "gets an empty one", "extant salvage"];
+    let told = place.run(&["repair", "-n", "a.img"]).ends_with(4).out();
+    assert!(words.iter().all(|word| told.contains(word)), "{told}");
+    let json = place.run(&["repair", "-n", "--json", "a.img"]).ends_with(4).json();
+    let findings = json["findings"].as_array().unwrap();
+    let hints: Vec<&str> = findings.iter().filter_map(|one| one["hint"].as_str()).collect();
+    assert!(hints.len() == 1 && words.iter().all(|word| hints[0].contains(word)), "{hints:?}");
+    assert!(std::fs::read(place.path("a.img")).unwrap() == bytes);
+    place.run(&["repair", "-y", "a.img"]).complains(&words);
 }
 
 /// An image with multi-mount protection, a wrong count, and a mark of somebody who was cut off.
@@ -146,6 +175,9 @@ fn who_may_have_it_by_multi_mount_protection_is_named_and_nothing_is_written() {
     place.run(&["repair", "-y", "a.img"]).ends_with(7).complains(&["a check"]).hints(order);
     place.run(&["repair", "-p", "a.img"]).ends_with(7).hints(order);
     place.run(&["undo", "empty", "a.img"]).ends_with(7).hints(order);
+    place.run(&["resize", "a.img", "max"]).ends_with(0);
+    place.run(&["resize", "a.img", "+32M"]).ends_with(7).complains(&["a check"]).hints(order);
+    place.run(&["tune", "-O", "quota", "a.img"]).ends_with(7).complains(&["a check"]).hints(order);
     place.run(&["repair", "-n", "a.img"]).ends_with(4).complains(&["note", "a check"]);
     assert!(place.run(&["check", "a.img"]).err().contains("a check or a conversion"));
     assert!(std::fs::read(place.path("a.img")).unwrap() == before, "nothing was written");
@@ -166,4 +198,16 @@ fn a_mount_that_was_cut_off_is_waited_for_and_followed() {
     place.run(&["check", "a.img"]).succeeds();
     place.run(&["undo", "u", "a.img"]).succeeds();
     place.run(&["repair", "-n", "a.img"]).ends_with(4);
+}
+
+#[test]
+#[ignore = "waits for half a minute, as the protection wants"]
+fn who_changes_a_file_system_with_multi_mount_protection_waits_and_says_so() {
+    let place = Place::new();
+    place.run(&["mkfs", "a.img", "32M"]).succeeds();
+    place.run(&["tune", "-O", "mmp", "a.img"]).succeeds();
+    let said = ["multi-mount protection", "waiting 11 s"];
+    place.run(&["resize", "a.img", "+32M"]).ends_with(0).complains(&said);
+    place.run(&["tune", "-O", "quota", "a.img"]).ends_with(0).complains(&said);
+    place.run(&["check", "a.img"]).succeeds();
 }

@@ -373,3 +373,31 @@ fn an_asynchronous_direct_write_that_fits_in_part_says_how_much() {
     assert_eq!(fs::metadata(mounts.inside("file")).unwrap().len(), stored as u64);
     mounts.umount();
 }
+
+/// Somebody makes the image file shorter under a mount: what was behind its new end is not there any more.
+#[test]
+fn an_image_that_is_cut_off_under_a_mount_ends_with_an_error() {
+    let Some(mounts) = mounts() else { return };
+    for is_written in [true, false] {
+        let _ = fs::remove_file(mounts.path("cut.img"));
+        mounts.place.run(&["mkfs", "cut.img", "64M"]).succeeds();
+        mounts.place.run(&["mount", "--log", "log", "cut.img", "m"]).succeeds();
+        fs::write(mounts.inside("before"), noise(1, 3 << 20)).unwrap();
+        fs::File::open(mounts.inside("before")).unwrap().sync_all().unwrap();
+        let image = fs::File::options().write(true).open(mounts.path("cut.img")).unwrap();
+        image.set_len(8 << 20).unwrap();
+        if is_written {
+            let synced = fs::write(mounts.inside("after"), noise(2, 30 << 20))
+                .and_then(|()| fs::File::open(mounts.inside("after"))?.sync_all());
+            assert!(matches!(synced.unwrap_err().raw_os_error(), Some(5 | 30)));
+        }
+        let ended = mounts.place.run(&["umount", "--timeout", "60", "m"]).ends_with(8);
+        ended.complains(&["67108864", "somebody made it shorter"]);
+        assert!(mounts.log().contains("somebody made it shorter"), "{}", mounts.log());
+        assert!(mounts.listed().is_none());
+        assert!(image.metadata().unwrap().len() < 64 << 20);
+        // With its length again, it does not say that it is in order.
+        image.set_len(64 << 20).unwrap();
+        mounts.place.run(&["check", "cut.img"]).ends_with(4);
+    }
+}

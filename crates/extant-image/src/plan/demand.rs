@@ -200,14 +200,16 @@ impl Demand {
                 _ if self.attrs.is_inline(id) => Form::Inline,
                 Kind::Symlink if self.target_len(tree, id) <= FAST_SYMLINK_MAX => Form::FastSymlink,
                 Kind::Symlink => {
-                    if self.target_len(tree, id) >= u64::from(self.block_size.bytes()) {
-                        return fail(format!(
-                            "the symbolic link's target has {} bytes; with blocks of {} bytes at \
-                             most {} fit (choose a larger block size)",
-                            node.size,
-                            self.block_size.bytes(),
-                            self.block_size.bytes() - 1
-                        ));
+                    let block_bytes = self.block_size.bytes();
+                    if self.target_len(tree, id) >= u64::from(block_bytes) {
+                        // The length of an encrypted one is stored with it.
+                        let taken = if node.key == 0 { 1 } else { 3 };
+                        return Err(PlanError::TargetTooLong {
+                            path: path_of(tree, id),
+                            len: node.size,
+                            most: self.block_size.len() - taken,
+                            block_bytes,
+                        });
                     }
                     self.content_blocks += self.in_clusters(1);
                     Form::Blocks
@@ -414,9 +416,14 @@ fn own_inos(features: &Features) -> (OwnInos, Ino) {
     (own, Ino(next))
 }
 
+/// The path of the node in the image, for messages.
+fn path_of(tree: &Tree, node: NodeId) -> String {
+    format!("/{}", tree.path(node).escape_ascii())
+}
+
 /// Names the node in a refusal.
 pub(crate) fn refuse(tree: &Tree, node: NodeId, why: String) -> PlanError {
-    PlanError::File { path: format!("/{}", tree.path(node).escape_ascii()), why }
+    PlanError::File { path: path_of(tree, node), why }
 }
 
 /// Returns the largest number of blocks of a file, including holes: 32-bit file blocks with

@@ -35,6 +35,17 @@ pub enum PlanError {
         /// Why, with numbers and what to change.
         why: String,
     },
+    /// The target of a symbolic link is longer than a block holds.
+    TargetTooLong {
+        /// Path of the link in the image.
+        path: String,
+        /// Length of the target in bytes.
+        len: u64,
+        /// Length of the longest target of such a link, in bytes.
+        most: usize,
+        /// Bytes of a block.
+        block_bytes: u32,
+    },
     /// The source has something called `lost+found` in its root that is not a directory.
     LostFoundTaken,
     /// No size was found that leaves the headroom.
@@ -73,6 +84,11 @@ impl fmt::Display for PlanError {
                 write!(f, "the files need {needed} inodes and there would be only {available}")
             }
             PlanError::File { path, why } => write!(f, "\"{path}\" cannot be stored: {why}"),
+            PlanError::TargetTooLong { path, len, most, block_bytes } => write!(
+                f,
+                "\"{path}\" cannot be stored: the symbolic link's target has {len} bytes; with blocks of \
+                 {block_bytes} bytes at most {most} fit"
+            ),
             PlanError::LostFoundTaken => {
                 f.write_str("the source's \"lost+found\" is not a directory")
             }

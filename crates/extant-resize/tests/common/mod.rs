@@ -13,6 +13,7 @@ use extant_check::{CheckOptions, check};
 use extant_format::features::Feature;
 use extant_format::inode::FileKind;
 use extant_resize::{Goal, Plan, ResizeError, resize};
+use extant_sync::Clock;
 pub(crate) use extant_testkit::image::Layout;
 use extant_testkit::{HastyClock, image, oracle};
 
@@ -112,6 +113,11 @@ pub(crate) fn with_size(device: &MemoryDevice, size: u64) -> MemoryDevice {
     other
 }
 
+/// A clock on which nobody waits for other hosts.
+pub(crate) fn hasty() -> Arc<dyn Clock> {
+    Arc::new(HastyClock)
+}
+
 /// Resizes to `bytes`; the image afterwards is on a device that is just as large.
 pub(crate) fn to_size(
     device: &MemoryDevice,
@@ -119,7 +125,7 @@ pub(crate) fn to_size(
 ) -> Result<(MemoryDevice, Plan), ResizeError> {
     let large = Arc::new(with_size(device, bytes.max(device.size_bytes())));
     let shared: SharedDevice = Arc::clone(&large) as SharedDevice;
-    let plan = resize(&shared, Goal::Bytes(bytes))?;
+    let plan = resize(&shared, Goal::Bytes(bytes), &hasty(), &mut |_| {})?;
     Ok((with_size(&large, bytes), plan))
 }
 

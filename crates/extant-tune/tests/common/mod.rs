@@ -12,8 +12,9 @@ use extant_block::{MemoryDevice, SharedDevice};
 use extant_check::{CheckOptions, check};
 use extant_format::features::Feature;
 use extant_format::inode::FileKind;
+use extant_sync::Clock;
 pub(crate) use extant_testkit::image::{Layout, e2fsck};
-use extant_testkit::{image, oracle};
+use extant_testkit::{HastyClock, image, oracle};
 use extant_tune::{Plan, Request, TuneError, tune};
 
 /// Layouts in which everything differs that a conversion must know.
@@ -91,13 +92,24 @@ pub(crate) fn features(words: &str) -> Request {
     request
 }
 
+/// A clock on which nobody waits for other hosts.
+pub(crate) fn hasty() -> Arc<dyn Clock> {
+    Arc::new(HastyClock)
+}
+
 /// Does what a request says with a copy of the image.
 pub(crate) fn tuned(
     device: &MemoryDevice,
     request: &Request,
 ) -> Result<(MemoryDevice, Plan), TuneError> {
     let shared = Arc::new(device.snapshot());
-    let plan = tune(&(Arc::clone(&shared) as SharedDevice), request, &mut |_| Ok(()))?;
+    let plan = tune(
+        &(Arc::clone(&shared) as SharedDevice),
+        request,
+        &mut |_| Ok(()),
+        &hasty(),
+        &mut |_| {},
+    )?;
     Ok((shared.snapshot(), plan))
 }
 

@@ -32,7 +32,7 @@ pub enum ErrorCode {
     NotARegularFile = 4,
     /// [`FsError::NotASymlink`].
     NotASymlink = 5,
-    /// [`FsError::NameTooLong`].
+    /// [`FsError::NameTooLong`], [`FsError::TargetTooLong`].
     NameTooLong = 6,
     /// [`FsError::SymlinkLoop`].
     SymlinkLoop = 7,
@@ -261,7 +261,7 @@ impl FsError {
             Self::IsADirectory { .. } => ErrorCode::IsADirectory,
             Self::NotARegularFile { .. } => ErrorCode::NotARegularFile,
             Self::NotASymlink { .. } => ErrorCode::NotASymlink,
-            Self::NameTooLong { .. } => ErrorCode::NameTooLong,
+            Self::NameTooLong { .. } | Self::TargetTooLong { .. } => ErrorCode::NameTooLong,
             Self::SymlinkLoop { .. } => ErrorCode::SymlinkLoop,
             Self::TooDeep { .. } => ErrorCode::TooDeep,
             Self::NoSuchInode { .. } => ErrorCode::NoSuchInode,
@@ -365,7 +365,9 @@ impl FsError {
             | Self::IntoItself { .. }
             | Self::JournalDeviceMissing { .. }
             | Self::WrongJournalDevice { .. } => Kind::InvalidInput,
-            Self::NameTooLong { .. } | Self::TooDeep { .. } => Kind::InvalidFilename,
+            Self::NameTooLong { .. } | Self::TargetTooLong { .. } | Self::TooDeep { .. } => {
+                Kind::InvalidFilename
+            }
             Self::NoSuchInode { .. } => Kind::StaleNetworkFileHandle,
             Self::Encrypted { .. } | Self::AccessDenied { .. } | Self::NotPermitted { .. } => {
                 Kind::PermissionDenied

@@ -164,6 +164,7 @@ impl MountErrorKind {
             | FsError::NotARegularFile { .. }
             | FsError::NotASymlink { .. }
             | FsError::NameTooLong { .. }
+            | FsError::TargetTooLong { .. }
             | FsError::SymlinkLoop { .. }
             | FsError::TooDeep { .. }
             | FsError::NoSuchInode { .. }

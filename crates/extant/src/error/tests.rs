@@ -32,6 +32,12 @@ fn table() -> Vec<(FsError, Family, i32, &'static str)> {
             "a name of 256 bytes is longer than the 255 that ext4 allows",
         ),
         (
+            FsError::TargetTooLong { len: 1024, most: 1023 },
+            Family::Refusal,
+            36,
+            "a link target of 1024 bytes is longer than the 1023 that fit, with blocks of this size",
+        ),
+        (
             FsError::SymlinkLoop { ino, at: None },
             Family::Refusal,
             40,

@@ -143,8 +143,12 @@ impl Inode {
         self.make(name.image_bytes(), new, What::Directory)
     }
 
-    /// Creates a symbolic link to `target`, which is 1 byte to one block less 1 byte long. Its
-    /// permissions are `0o777` whatever `new` says. Errors as [`create`](Self::create).
+    /// Creates a symbolic link to `target`, which is 1 byte to one block less 1 byte long, 4095 at most. Its
+    /// permissions are `0o777` whatever `new` says. In an encrypted directory it is 2 bytes shorter at most.
+    ///
+    /// # Errors
+    ///
+    /// As of [`create`](Self::create); [`FsError::TargetTooLong`].
     pub fn symlink(
         &self,
         name: impl ImagePath,
@@ -158,7 +162,7 @@ impl Inode {
             return Err(FsError::InvalidArgument { what });
         }
         if target.len() > longest {
-            return Err(FsError::NameTooLong { len: target.len() });
+            return Err(FsError::TargetTooLong { len: target.len(), most: longest });
         }
         let new = NewInode { permissions: 0o777, ..*new };
         self.make(name.image_bytes(), &new, What::Symlink(target))

@@ -7,6 +7,7 @@ mod common;
 #[path = "../common/patch.rs"]
 mod patch;
 
+mod cut_off;
 mod damage;
 mod durable;
 mod failing;

@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::Args;
 use extant_format::features::{DefaultHash, Encoding, EncodingFlags, Feature};
@@ -10,7 +11,7 @@ use extant_tune::{Plan, Request, TuneError};
 use serde_json::{Value, json};
 
 use super::TuneArgs;
-use crate::commands::repair::save_undo;
+use crate::commands::repair::{save_undo, waits};
 use crate::commands::resize::of_change;
 use crate::edit::EditArgs;
 use crate::exit::{Exit, Failure, Result, chain};
@@ -147,7 +148,7 @@ impl ConvertArgs {
         }
         let device = edit.device(file)?;
         let mut kept = Ok(());
-        let done = extant_tune::tune(&device, request, &mut |places| {
+        let mut keep = |places: &[(u64, u64)]| {
             let Some(undo) = &self.undo else { return Ok(()) };
             kept = save_undo(&*device, places.iter().copied(), undo);
             match &kept {
@@ -157,7 +158,10 @@ impl ConvertArgs {
                     why: "what would be overwritten cannot be kept".to_owned(),
                 }),
             }
-        });
+        };
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let mut tell = |seconds| waits(&name, seconds);
+        let done = extant_tune::tune(&device, request, &mut keep, &clock, &mut tell);
         kept?;
         self.show(&done.map_err(cannot)?, &name, true)
     }
