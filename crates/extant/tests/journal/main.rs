@@ -14,4 +14,5 @@ mod fast_commit;
 mod freeze;
 mod log;
 mod recovery;
+mod unmount;
 mod zones;
