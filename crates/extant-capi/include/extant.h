@@ -943,7 +943,9 @@ int extant_mount_device(const struct extant_device *device,
 
 // Ends a mount: everything is stored and the image is marked clean. With files, directories or
 // rings open it is refused (EXTANT_E_BUSY), unless `flags` has EXTANT_UNMOUNT_FORCE: then their
-// handles can be closed and nothing else. `flags` is 0 or EXTANT_UNMOUNT_FORCE.
+// handles can be closed and nothing else, and open files that have no name are deleted. `flags`
+// is 0 or EXTANT_UNMOUNT_FORCE. In a fork of the process that mounted it for writing, nothing is
+// stored: EXTANT_E_BAD_HANDLE.
 //
 // Returns 0 or a negative errno: then, except for EXTANT_E_BUSY and bad arguments, the handle is
 // closed all the same. Synced data is stored; data that could not be stored is lost. To be able to

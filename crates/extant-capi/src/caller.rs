@@ -335,8 +335,13 @@ impl Caller {
     pub(crate) fn host_path(&self, at: *const c_char, what: &str) -> Result<&Path> {
         use std::os::unix::ffi::OsStrExt as _;
         let path = Path::new(std::ffi::OsStr::from_bytes(self.text(at, what)?));
-        *self.path.borrow_mut() = Some(path.display().to_string());
+        self.is_about(path);
         Ok(path)
+    }
+
+    /// Says that errors of the call are about another path of the host.
+    pub(crate) fn is_about(&self, path: &Path) {
+        *self.path.borrow_mut() = Some(path.display().to_string());
     }
 
     /// Two times, or none for NULL.
@@ -466,7 +471,9 @@ impl Caller {
         if handle.is_null() {
             return Err(Error::null(what));
         }
-        HANDLES.close(handle.addr(), what, may)
+        let closed = HANDLES.close(handle.addr(), what, may)?;
+        closed.leave_to_parent();
+        Ok(closed)
     }
 
     /// Notes what a panic would poison.
@@ -532,7 +539,7 @@ mod tests {
     fn a_panic_becomes_an_error_and_poisons_the_file_system() {
         let device = extant_block::MemoryDevice::new(8 << 20);
         extant_image::Build::empty().size(8 << 20).write_to_device(&device, true).unwrap();
-        let fs = FsObject::new(extant::MountOptions::new().open(device).unwrap());
+        let fs = FsObject::new(extant::MountOptions::new().open(device).unwrap(), false);
         assert_eq!(run(|caller| caller.works_on(&fs).map(|()| 7)), 7);
         let answer = run(|caller| {
             caller.works_on(&fs)?;

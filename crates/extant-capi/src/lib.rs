@@ -14,6 +14,7 @@
 //! caller          entry from C: pointers, panics, the last error of a thread
 //! handle          numbers that look like pointers, and their objects
 //! object          the objects of handles
+//! fork            forks of the process, in which a mount for writing is of no use
 //! error           every error as number, errno, text and object
 //! types           structures and constants of the header
 //! ```
@@ -33,6 +34,7 @@ mod caller;
 mod device;
 mod error;
 mod exports;
+mod fork;
 mod handle;
 mod object;
 mod types;

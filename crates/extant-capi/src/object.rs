@@ -9,6 +9,11 @@ use extant::{DirectFile, File, Frozen, Fs, Inode, ReadDir, SyncMode};
 use extant_sync::{Mutex, Rank};
 
 use crate::error::{EXTANT_E_BAD_HANDLE, EXTANT_E_POISONED, Error, Result};
+use crate::fork;
+
+/// What is said in a child.
+pub(crate) const IN_FORK: &str =
+    "its file system was mounted for writing by the process of which this one is a fork";
 
 /// The object of a handle.
 #[derive(Clone)]
@@ -32,13 +37,34 @@ pub(crate) struct FsObject {
     open: AtomicUsize,
     /// Held while the mount is frozen.
     frozen: Mutex<Option<Frozen>>,
+    /// Of a mount for writing, the process that it belongs to.
+    home: Option<u32>,
+}
+
+impl Object {
+    /// Keeps what it stands for from ending, if it belongs to the process of which this one is a fork: threads that are not
+    /// here may hold its locks, and nothing may be stored.
+    pub(crate) fn leave_to_parent(&self) {
+        let fs = match self {
+            Object::Fs(fs) => fs,
+            Object::File(file) => file.opened.fs(),
+            Object::Dir(dir) => dir.opened.fs(),
+            Object::Ring(ring) => ring.opened.fs(),
+            #[cfg(test)]
+            Object::Nothing => return,
+        };
+        if !fs.is_at_home() {
+            std::mem::forget(self.clone());
+        }
+    }
 }
 
 impl FsObject {
-    pub(crate) fn new(fs: Fs) -> Arc<FsObject> {
+    pub(crate) fn new(fs: Fs, writes: bool) -> Arc<FsObject> {
         let (ended, poisoned) = (AtomicBool::new(false), AtomicBool::new(false));
         let frozen = Mutex::new(Rank::Leaf, None);
-        Arc::new(FsObject { fs, ended, poisoned, open: AtomicUsize::new(0), frozen })
+        let home = writes.then(fork::generation);
+        Arc::new(FsObject { fs, ended, poisoned, open: AtomicUsize::new(0), frozen, home })
     }
 
     /// Freezes the mount until [`thaw`](Self::thaw).
@@ -56,7 +82,15 @@ impl FsObject {
         frozen.is_some()
     }
 
+    /// Returns false in a fork of the process that mounted it for writing.
+    pub(crate) fn is_at_home(&self) -> bool {
+        self.home.is_none_or(|home| home == fork::generation())
+    }
+
     pub(crate) fn check(&self) -> Result<()> {
+        if !self.is_at_home() {
+            return Err(Error::new(EXTANT_E_BAD_HANDLE, IN_FORK));
+        }
         if self.poisoned.load(Ordering::Acquire) {
             let message =
                 "a fault in extant happened to this file system; unmount it, and mount it again";

@@ -1,6 +1,8 @@
 //! Every error as an `OSError`, which Python makes a `FileNotFoundError` and so on by its errno.
 
 use std::error::Error as StdError;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt as _;
 
 use extant::FsError;
 use extant_image::BuildError;
@@ -27,7 +29,7 @@ pub(crate) fn told(error: &dyn StdError) -> String {
 fn os_error(errno: i32, text: String, path: Option<&[u8]>) -> PyErr {
     match path {
         Some(path) => {
-            let path = String::from_utf8_lossy(path).into_owned();
+            let path = OsStr::from_bytes(path).to_owned();
             PyOSError::new_err((errno, text, path))
         }
         None => PyOSError::new_err((errno, text)),

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::error::{failed, refused};
+use crate::home::Home;
 use crate::memory;
 
 const EBADF: i32 = 9;
@@ -20,14 +21,16 @@ pub(crate) struct NativeFile {
     /// None when it is closed.
     file: Mutex<Option<Arc<File>>>,
     path: Vec<u8>,
+    home: Home,
 }
 
 impl NativeFile {
-    pub(crate) fn new(file: File, path: &[u8]) -> NativeFile {
-        NativeFile { file: Mutex::new(Rank::Leaf, Some(Arc::new(file))), path: path.to_vec() }
+    pub(crate) fn new(file: File, path: &[u8], home: Home) -> NativeFile {
+        NativeFile { file: Mutex::new(Rank::Leaf, Some(Arc::new(file))), path: path.to_vec(), home }
     }
 
     fn file(&self) -> PyResult<Arc<File>> {
+        self.home.check()?;
         self.file.lock().clone().ok_or_else(|| refused(EBADF, "the file is closed"))
     }
 
@@ -47,6 +50,9 @@ impl NativeFile {
 impl NativeFile {
     /// Closes the file; a second time does nothing.
     fn close(&self, py: Python<'_>) {
+        if !self.home.is_here() {
+            return;
+        }
         let file = self.file.lock().take();
         py.detach(move || drop(file));
     }
@@ -109,5 +115,14 @@ impl NativeFile {
             if hole { file.inode().seek_hole(offset) } else { file.inode().seek_data(offset) }
         })?;
         found.ok_or_else(|| refused(ENXIO, "past the end of the file"))
+    }
+}
+
+impl Drop for NativeFile {
+    fn drop(&mut self) {
+        // In a fork nothing may happen to it, whatever locks it died with.
+        if !self.home.is_here() {
+            std::mem::forget(self.file.get_mut().take());
+        }
     }
 }

@@ -20,6 +20,7 @@ use pyo3::types::PyBytes;
 use crate::device::PythonDevice;
 use crate::error::{failed, refused};
 use crate::file::NativeFile;
+use crate::home::Home;
 
 const EBADF: i32 = 9;
 
@@ -35,6 +36,7 @@ pub(crate) struct NativeFs {
     frozen: Mutex<Option<Frozen>>,
     #[pyo3(get)]
     writable: bool,
+    home: Home,
 }
 
 /// Reads the name of a key.
@@ -76,6 +78,7 @@ fn permissions(mode: u32) -> PyResult<u16> {
 
 impl NativeFs {
     fn fs(&self) -> PyResult<Fs> {
+        self.home.check()?;
         self.fs.lock().clone().ok_or_else(|| refused(EBADF, "the file system is closed"))
     }
 
@@ -184,11 +187,19 @@ impl NativeFs {
             })
         })?;
         let (fs, frozen) = (Mutex::new(Rank::Leaf, Some(fs)), Mutex::new(Rank::Leaf, None));
-        Ok(NativeFs { fs, frozen, writable })
+        Ok(NativeFs { fs, frozen, writable, home: Home::of(writable) })
     }
 
-    /// Ends the mount: everything is stored. A second time does nothing.
+    /// Returns false in a fork of the process that mounted it for writing.
+    fn is_ours(&self) -> bool {
+        self.home.is_here()
+    }
+
+    /// Ends the mount: everything is stored. A second time does nothing, and so does a fork of the process that made it.
     fn unmount(&self, py: Python<'_>) -> PyResult<()> {
+        if !self.home.is_here() {
+            return Ok(());
+        }
         let Some(fs) = self.fs.lock().take() else { return Ok(()) };
         self.thaw(py);
         py.detach(move || fs.unmount()).map_err(|error| failed(&error, None))
@@ -204,6 +215,9 @@ impl NativeFs {
 
     /// Ends what `freeze` began, if it did.
     fn thaw(&self, py: Python<'_>) {
+        if !self.home.is_here() {
+            return;
+        }
         let frozen = self.frozen.lock().take();
         py.detach(move || drop(frozen));
     }
@@ -325,7 +339,7 @@ impl NativeFs {
                 .new_inode(new)
                 .open(path)
         })?;
-        Ok(NativeFile::new(file, path))
+        Ok(NativeFile::new(file, path, self.home))
     }
 
     fn mkdir(&self, py: Python<'_>, path: &[u8], mode: u32) -> PyResult<()> {
@@ -454,7 +468,14 @@ impl NativeFs {
 
 impl Drop for NativeFs {
     fn drop(&mut self) {
+        let (fs, frozen) = (self.fs.get_mut().take(), self.frozen.get_mut().take());
+        if !self.home.is_here() {
+            // Its threads are not here, and its locks may be held by some of them.
+            std::mem::forget((fs, frozen));
+            return;
+        }
+        drop(frozen);
         // Background threads end with the last handle; they never need the interpreter.
-        drop(self.fs.lock().take());
+        drop(fs);
     }
 }

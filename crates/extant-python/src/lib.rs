@@ -11,6 +11,7 @@
 //! ```text
 //! fs image       a mounted file system; building and checking
 //! file device    an open file; a device that is a file of Python
+//! home           the process that a mount for writing belongs to
 //! memory         memory of Python while its lock is released
 //! error          every error as an OSError
 //! ```
@@ -21,12 +22,15 @@
 //!   one holds nothing that Python, or a device in Python, may need.
 //! - P2. A device in Python is read-only: a mount of it has no threads that would wait for the
 //!   interpreter while it ends.
+//! - P3. In a fork of the process that mounted for writing nothing of the mount is called, stored or
+//!   dropped.
 #![deny(unsafe_code)]
 
 mod device;
 mod error;
 mod file;
 mod fs;
+mod home;
 mod image;
 mod memory;
 

@@ -1,6 +1,7 @@
 """A mounted file system and its files, as a program uses them."""
 
 import errno
+import gc
 import io
 import os
 import shutil
@@ -193,7 +194,10 @@ def test_paths_are_like_those_of_pathlib(fs):
     page = base / "index.html"
     assert page.write_text("hello") == 5 and page.read_text() == "hello"
     assert (page.name, page.suffix, page.parent) == ("index.html", ".html", base)
-    assert str(page) == "/srv/www/index.html" and os.fspath(page) == str(page)
+    assert str(page) == "/srv/www/index.html" 
+    assert page.with_stem("new").name == "new.html" and not page.is_fifo() and not (base / "none").is_socket()
+    base.mkdir(exist_ok=True)
+    (fs / "/").mkdir(exist_ok=True)
     (base / "link").symlink_to("index.html")
     assert (base / "link").resolve() == page and (base / "link").samefile(page)
     assert sorted(path.name for path in base.iterdir()) == ["index.html", "link"]
@@ -204,6 +208,130 @@ def test_paths_are_like_those_of_pathlib(fs):
     with pytest.raises(FileExistsError):
         (base / "new").touch(exist_ok=False)
     (base / "none").unlink(missing_ok=True)
+    (base / "loop").symlink_to("loop")
+    assert "loop" in [path.name for path in fs.path("/").rglob("*")] and not (base / "loop").exists()
+    assert fs.exists(page.parent) and fs.isdir(fs.scandir("/srv")[0])
+
+
+def test_a_path_of_an_image_is_none_of_the_host(fs, image, tmp_path):
+    for inside in [fs / "file", fs.scandir("/")[0]]:
+        with pytest.raises(TypeError):
+            os.fspath(inside)
+    with pytest.raises(TypeError):
+        shutil.rmtree(fs / "none-such")
+    with pytest.raises((TypeError, AttributeError)):
+        shutil.copytree(tmp_path, fs / "copy")
+    other_image = tmp_path / "other.img"
+    extant.mkfs(other_image, 8 << 20)
+    with extant.open(other_image) as other:
+        with pytest.raises(ValueError, match="another file system"):
+            fs.exists(other / "lost+found")
+
+
+def test_errors_about_two_names_have_both(fs):
+    fs.mkdir("/dir")
+    for call in [fs.rename, fs.rename_new, fs.link]:
+        with pytest.raises(FileNotFoundError) as failure:
+            call("/none", "/dir/new")
+        assert (failure.value.filename, failure.value.filename2) == ("/none", "/dir/new")
+    with pytest.raises(FileNotFoundError) as failure:
+        fs.stat(b"/caf\xe9")
+    assert os.fsencode(failure.value.filename) == b"/caf\xe9"
+
+
+def test_positions_are_those_of_files(fs):
+    with fs.open("/file", "w+b", 0) as raw:
+        for offset, whence in [(-1, 0), (1 << 63, 0), (1 << 70, 0), (0, 77)]:
+            with pytest.raises(OSError) as failure:
+                raw.seek(offset, whence)
+            assert failure.value.errno == errno.EINVAL
+        assert raw.tell() == 0
+
+
+def contents(image):
+    with extant.open(image) as fs:
+        return {name: fs.read_bytes("/" + name) for name in fs.listdir() if fs.isfile("/" + name)}
+
+
+def test_what_open_files_hold_back_is_stored_when_the_mount_ends(image):
+    with extant.open(image, "r+") as fs:
+        text, binary, raw = fs.open("/text", "w"), fs.open("/binary", "wb"), fs.open("/raw", "wb", 0)
+        text.write("text")
+        binary.write(b"binary")
+        raw.write(b"raw")
+    assert text.closed and binary.closed and raw.closed
+    with pytest.raises(ValueError):
+        text.write("more")
+    text.close()
+    assert contents(image) == {"text": b"text", "binary": b"binary", "raw": b"raw"}
+
+
+def test_a_mount_lasts_as_long_as_its_open_files(image):
+    file = extant.open(image, "r+").open("/file", "wb")
+    gc.collect()
+    file.write(b"1")
+    file.flush()
+    file.write(b"2")
+    file.close()
+    del file
+    gc.collect()
+    assert contents(image) == {"file": b"12"}
+
+
+def test_files_that_are_open_when_python_ends_are_stored(image):
+    program = f"import extant; fs = extant.open({str(image)!r}, 'r+'); file = fs.open('/kept', 'w'); file.write('kept')"
+    subprocess.run([sys.executable, "-c", program], check=True)
+    assert contents(image) == {"kept": b"kept"}
+
+
+def test_a_file_in_use_without_a_name_leaves_a_clean_image(image):
+    with extant.open(image, "r+") as fs:
+        file = fs.open("/file", "w+b")
+        file.write(b"x" * 100_000)
+        file.flush()
+        fs.unlink("/file")
+    assert extant.check(image).problems == []
+    del file
+
+
+def test_a_fork_neither_writes_nor_unmounts(image):
+    program = f"""if True:
+        import errno, extant, os, sys
+        fs = extant.open({str(image)!r}, "r+")
+        fs.write_text("/before", "before")
+        buffered = fs.open("/buffered", "w")
+        buffered.write("once")
+        process = os.fork()
+        if process == 0:
+            for call in [lambda: fs.write_text("/child", "child"), fs.sync, lambda: fs.listdir("/"), buffered.flush]:
+                try:
+                    call()
+                except OSError as error:
+                    assert error.errno == errno.EBADF and "fork" in str(error), error
+                else:
+                    os._exit(1)
+            fs.close()
+            sys.exit(0)  # With everything that Python does at its end.
+        assert os.waitpid(process, 0)[1] == 0
+        fs.write_text("/after", "after")
+        buffered.close()
+        fs.close()
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "panicked" not in done.stderr, done.stderr
+    assert contents(image) == {"before": b"before", "buffered": b"once", "after": b"after"}
+    assert extant.check(image).clean
+
+
+def test_a_fork_reads_what_was_mounted_for_reading(image):
+    with extant.open(image, "r+") as fs:
+        fs.write_bytes("/file", b"x" * 300_000)
+    with extant.open(image) as fs:
+        process = os.fork()
+        if process == 0:
+            os._exit(0 if fs.read_bytes("/file") == b"x" * 300_000 else 1)
+        assert os.waitpid(process, 0)[1] == 0
+
 
 
 def test_threads_share_a_mount_and_the_interpreter_goes_on(fs):

@@ -86,6 +86,7 @@ def test_listings_and_searches(image):
     assert info["islink"] and info["destination"] == "fstab" and info["type"] == "file"
     assert fs.cat("/etc/fstab") == b"proc /proc proc\n" and fs.isdir("ext4://etc")
     assert fs.cat_file("/etc/fstab", 5, 10) == b"/proc"
+    assert fs.read_block("/etc/fstab", 5, 100) == b"/proc proc\n" and fs.read_block("/etc/fstab", 0, 3, b" ") == b"proc "
     with pytest.raises(FileNotFoundError):
         fs.info("/none")
     with pytest.raises(OSError):

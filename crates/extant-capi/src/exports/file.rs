@@ -334,7 +334,9 @@ pub unsafe extern "C" fn extant_seek(file: *mut extant_file, offset: i64, whence
                 _ => return Err(Error::argument(format!("seek: unknown whence {whence}"))),
             };
             let to = to.filter(|to| i64::try_from(*to).is_ok());
-            let to = to.ok_or_else(|| Error::argument("seek: to a position before byte 0"))?;
+            let to = to.ok_or_else(|| {
+                Error::argument("seek: to a position before byte 0, or behind 2^63 - 1")
+            })?;
             file.position.store(to, Ordering::Release);
             Ok(to)
         })

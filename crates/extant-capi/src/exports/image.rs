@@ -19,7 +19,7 @@ use extant_sync::{Condvar, Mutex, Rank, threads};
 use super::int;
 use super::mount::window;
 use crate::caller::{Caller, call_back, enter};
-use crate::error::{EXTANT_E_BUILD_OPTIONS, EXTANT_E_CHECK, Error, Result};
+use crate::error::{EXTANT_E_BUILD_OPTIONS, EXTANT_E_BUILD_SOURCE, EXTANT_E_CHECK, Error, Result};
 use crate::types::{
     EXTANT_BUILD_IGNORE_UNREADABLE, EXTANT_BUILD_ONE_FILE_SYSTEM, EXTANT_BUILD_OVERWRITE,
     EXTANT_BUILD_OWNER, EXTANT_BUILD_REPRODUCIBLE, EXTANT_BUILD_TAR, EXTANT_CHECK_NO_REPLAY,
@@ -209,7 +209,11 @@ pub unsafe extern "C" fn extant_build(
                 true => Build::from_tar(source),
                 false => Build::from_dir(source),
             };
-            let built = run(caller, build, &options, target)?;
+            let built = run(caller, build, &options, target).inspect_err(|error| {
+                if error.code == EXTANT_E_BUILD_SOURCE {
+                    caller.is_about(source);
+                }
+            })?;
             if let Some(answer) = answer {
                 answer.put(told(&built));
             }

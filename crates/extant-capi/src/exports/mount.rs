@@ -14,8 +14,8 @@ use extant_block::{FileDevice, WindowDevice, partition};
 use super::int;
 use crate::caller::{Caller, call_back, enter, last_error, wrong};
 use crate::device::CallbackDevice;
-use crate::error::{EXTANT_E_BUSY, EXTANT_E_POISONED, Error, Result};
-use crate::object::{FsObject, Object};
+use crate::error::{EXTANT_E_BAD_HANDLE, EXTANT_E_BUSY, EXTANT_E_POISONED, Error, Result};
+use crate::object::{FsObject, IN_FORK, Object};
 use crate::types::{
     EXTANT_API_VERSION, EXTANT_MOUNT_DISCARD, EXTANT_MOUNT_IGNORE_JOURNAL,
     EXTANT_MOUNT_NO_BACKGROUND, EXTANT_MOUNT_NO_CHECKSUMS, EXTANT_MOUNT_NO_QUOTA_LIMITS,
@@ -175,7 +175,8 @@ fn mount(
     let device = window(device, options.offset, options.partition)?;
     let opened = mount.open_shared(device);
     let opened = opened.map_err(|error| Error::from(error.into_fs_error()).about(&*name));
-    let handle = caller.open(Object::Fs(FsObject::new(opened?)))?;
+    let writes = options.flags & EXTANT_MOUNT_WRITE != 0;
+    let handle = caller.open(Object::Fs(FsObject::new(opened?, writes)))?;
     place.put(handle);
     Ok(0)
 }
@@ -259,7 +260,9 @@ pub unsafe extern "C" fn extant_mount_device(
 
 /// Ends a mount: everything is stored and the image is marked clean. With files, directories or
 /// rings open it is refused (EXTANT_E_BUSY), unless `flags` has EXTANT_UNMOUNT_FORCE: then their
-/// handles can be closed and nothing else. `flags` is 0 or EXTANT_UNMOUNT_FORCE.
+/// handles can be closed and nothing else, and open files that have no name are deleted. `flags`
+/// is 0 or EXTANT_UNMOUNT_FORCE. In a fork of the process that mounted it for writing, nothing is
+/// stored: EXTANT_E_BAD_HANDLE.
 ///
 /// Returns 0 or a negative errno: then, except for EXTANT_E_BUSY and bad arguments, the handle is
 /// closed all the same. Synced data is stored; data that could not be stored is lost. To be able to
@@ -274,7 +277,8 @@ pub unsafe extern "C" fn extant_unmount(fs: *mut extant_fs, flags: u32) -> c_int
             }
             let closed = caller.close(fs, "fs", |object| {
                 let Object::Fs(fs) = object else { return Err(wrong("a file system")) };
-                let force = flags & EXTANT_UNMOUNT_FORCE != 0 || fs.is_poisoned();
+                let force =
+                    flags & EXTANT_UNMOUNT_FORCE != 0 || fs.is_poisoned() || !fs.is_at_home();
                 fs.end(force).map_err(|open| {
                     let message =
                         format!("{open} files, directories or rings are open: close them first");
@@ -282,6 +286,9 @@ pub unsafe extern "C" fn extant_unmount(fs: *mut extant_fs, flags: u32) -> c_int
                 })
             })?;
             let Object::Fs(fs) = closed else { return Err(wrong("a file system")) };
+            if !fs.is_at_home() {
+                return Err(Error::new(EXTANT_E_BAD_HANDLE, IN_FORK));
+            }
             // What waits in other threads goes on, and finds the mount ended.
             fs.thaw();
             if fs.is_poisoned() {

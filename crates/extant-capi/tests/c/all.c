@@ -107,6 +107,7 @@ static void building(void)
     FAILS(extant_build(tree, image, &options, NULL), EINVAL, EXTANT_E_BAD_ARGUMENT);
     options.flags = EXTANT_BUILD_OVERWRITE;
     FAILS(extant_build("/none/such", image, &options, NULL), ENOENT, EXTANT_E_BUILD_SOURCE);
+    IS(strcmp(last.object, "/none/such"), 0);
     options.features = "^nonsense";
     FAILS(extant_build(tree, image, &options, NULL), EINVAL, EXTANT_E_BUILD_OPTIONS);
     options.features = NULL;
@@ -202,6 +203,84 @@ static void mounting(void)
     extant_stat stat = {.size = sizeof stat};
     OK(extant_get_stat(fs, "/kept", 0, &stat));
     IS(stat.bytes, 5);
+    OK(extant_unmount(fs, 0));
+}
+
+/* What is open and has no name does not outlive the mount. */
+static void forcing(void)
+{
+    extant_fs *fs = mounted(EXTANT_MOUNT_WRITE);
+    extant_file *file = opened(fs, "/nameless", RW | EXTANT_O_CREATE);
+    IS(extant_pwrite(file, "x", 1, 100000), 1);
+    OK(extant_fsync(file));
+    OK(extant_unlink(fs, "/nameless"));
+    OK(extant_unmount(fs, EXTANT_UNMOUNT_FORCE));
+    OK(extant_check(image, NULL, NULL));
+    FAILS(extant_pwrite(file, "x", 1, 0), EBADF, EXTANT_E_BAD_HANDLE);
+    OK(extant_close(file));
+}
+
+/* A child of fork has the handles of its parent, and none of them does anything. */
+static void forking(void)
+{
+    extant_fs *fs = mounted(EXTANT_MOUNT_WRITE);
+    extant_fs *second = NULL;
+    extant_file *file = opened(fs, "/forked", RW | EXTANT_O_CREATE);
+    extant_dir *dir;
+    extant_ring *ring;
+    OK(extant_opendir(fs, "/", &dir));
+    OK(extant_ring_open(fs, 4, &ring));
+    extant_op op = {.size = sizeof op, .file = file, .kind = EXTANT_OP_SYNC};
+    extant_completion done;
+    IS(extant_pwrite(file, "parent", 6, 0), 6);
+    IS(extant_ring_submit(ring, &op, &done), 0); /* so that there are workers */
+    IS(extant_ring_reap(ring, &done, 1, 1), 1);
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(30);
+        char read[6];
+        FAILS(extant_pread(file, read, 6, 0), EBADF, EXTANT_E_BAD_HANDLE);
+        FAILS(extant_pwrite(file, "child", 5, 0), EBADF, EXTANT_E_BAD_HANDLE);
+        FAILS(extant_fsync(file), EBADF, EXTANT_E_BAD_HANDLE);
+        FAILS(extant_mkdir(fs, "/child", 0755), EBADF, EXTANT_E_BAD_HANDLE);
+        FAILS(extant_sync(fs), EBADF, EXTANT_E_BAD_HANDLE);
+        FAILS(extant_ring_submit(ring, &op, &done), EBADF, EXTANT_E_BAD_HANDLE);
+        FAILS(extant_mount(image, &(extant_mount_options){.size = sizeof(extant_mount_options), .flags = EXTANT_MOUNT_WRITE},
+                           &second), EBUSY, EXTANT_E_OPEN);
+        OK(extant_close(file));
+        OK(extant_closedir(dir));
+        OK(extant_ring_close(ring));
+        FAILS(extant_unmount(fs, EXTANT_UNMOUNT_FORCE), EBADF, EXTANT_E_BAD_HANDLE);
+        FAILS(extant_unmount(fs, 0), EBADF, EXTANT_E_BAD_HANDLE);
+        kill(getpid(), SIGKILL); /* valgrind need not look at what is left to the parent */
+    }
+    int status = 0;
+    IS(waitpid(child, &status, 0), child);
+    IS(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, 1);
+    IS(extant_pwrite(file, "s", 1, 6), 1);
+    OK(extant_close(file));
+    OK(extant_closedir(dir));
+    OK(extant_ring_close(ring));
+    OK(extant_unmount(fs, 0));
+    OK(extant_check(image, NULL, NULL));
+    fs = mounted(0);
+    extant_stat stat = {.size = sizeof stat};
+    OK(extant_get_stat(fs, "/forked", 0, &stat));
+    IS(stat.bytes, 7);
+    FAILS(extant_get_stat(fs, "/child", 0, &stat), ENOENT, EXTANT_E_NOT_FOUND);
+    /* What is mounted for reading is read in both. */
+    file = opened(fs, "/forked", EXTANT_O_READ);
+    child = fork();
+    if (child == 0) {
+        char read[8] = "";
+        IS(extant_pread(file, read, 7, 0), 7);
+        IS(memcmp(read, "parents", 7), 0);
+        kill(getpid(), SIGKILL);
+    }
+    IS(waitpid(child, &status, 0), child);
+    IS(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, 1);
+    OK(extant_close(file));
     OK(extant_unmount(fs, 0));
 }
 
@@ -856,6 +935,8 @@ int main(int count, char **arguments)
     FAILS(extant_last_error(NULL), EFAULT, EXTANT_E_NULL);
     building();
     mounting();
+    forcing();
+    forking();
     observing();
     freezing();
     contents();

@@ -27,8 +27,10 @@ class RawFile(io.RawIOBase):
     moves under a lock.
     """
 
-    def __init__(self, native, name, mode, reads, writes, appends):
+    def __init__(self, fs, native, name, mode, reads, writes, appends):
         super().__init__()
+        # The mount lasts as long as its open files.
+        self._fs = fs
         self._native = native
         self._reads = reads
         self._writes = writes
@@ -114,8 +116,8 @@ class RawFile(io.RawIOBase):
             elif whence in (os.SEEK_DATA, os.SEEK_HOLE) and offset >= 0:
                 to = self._native.seek_data(offset, whence == os.SEEK_HOLE)
             else:
-                raise ValueError(f"unknown whence {whence}")
-            if to < 0:
+                raise OSError(errno.EINVAL, f"unknown whence {whence}")
+            if not 0 <= to < 1 << 63:
                 raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
             self._position = to
         return to
@@ -178,8 +180,10 @@ def open_file(fs, path, mode, buffering, encoding, errors, newline, permissions)
     if buffering == 0 and not binary:
         raise ValueError("can't have unbuffered text I/O")
     native = fs._native.open(fs._bytes(path), reads, writes, appends, create, exclusive, truncate, permissions)
-    raw = RawFile(native, path, plain.replace("+", "b+") if "+" in plain else plain + "b", reads, writes or appends, appends)
+    name = path if isinstance(path, (str, bytes)) else fs._text(path)
+    raw = RawFile(fs, native, name, plain.replace("+", "b+") if "+" in plain else plain + "b", reads, writes or appends, appends)
     try:
+        fs._open.add(raw)
         if buffering == 0:
             return raw
         size = buffering if buffering > 1 else 1 << 17
@@ -189,10 +193,12 @@ def open_file(fs, path, mode, buffering, encoding, errors, newline, permissions)
             file = io.BufferedWriter(raw, size)
         else:
             file = io.BufferedReader(raw, size)
+        fs._open.add(file)
         if binary:
             return file
         wrapped = io.TextIOWrapper(file, encoding, errors, newline, line_buffering=buffering == 1)
         wrapped.mode = mode
+        fs._open.add(wrapped)
         return wrapped
     except BaseException:
         raw.close()

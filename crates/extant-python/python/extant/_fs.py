@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno as _errno
+import io
 import os
 import stat as _stat
+import threading
 import uuid as _uuid
 import weakref
 from typing import NamedTuple
 
 from ._extant import NativeFs
 from ._files import open_file
-from ._path import Path
+from ._path import Path, text
 
 
 class StatVfs(NamedTuple):
@@ -51,10 +53,7 @@ class DirEntry:
     def _is(self, kind, follow_symlinks):
         known = self._kind
         if known == 0 or (known == _stat.S_IFLNK and follow_symlinks):
-            try:
-                known = _stat.S_IFMT(self.stat(follow_symlinks=follow_symlinks).st_mode)
-            except FileNotFoundError:
-                return False
+            known = self._fs._kind(self.path, follow_symlinks)
         return known == kind
 
     def is_dir(self, *, follow_symlinks=True):
@@ -68,9 +67,6 @@ class DirEntry:
     def is_symlink(self):
         """Whether it is a symbolic link."""
         return self._is(_stat.S_IFLNK, False)
-
-    def __fspath__(self):
-        return self.path
 
     def __repr__(self):
         return f"<extant.DirEntry {self.name!r}>"
@@ -94,10 +90,55 @@ def _stat_result(found):
     return os.stat_result((mode, ino, 0, links, uid, gid, size, *seconds), more)
 
 
+class Opened:
+    """The open files of a mount, as long as somebody has them."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._files = weakref.WeakSet()
+
+    def add(self, file):
+        with self._lock:
+            self._files.add(file)
+
+    def close(self):
+        """Closes them; returns the first error."""
+        with self._lock:
+            files = list(self._files)
+        failed = None
+        # What buffers something first.
+        for kind in (io.TextIOBase, io.BufferedIOBase, io.RawIOBase):
+            for file in files:
+                try:
+                    if isinstance(file, kind) and not file.closed:
+                        file.close()
+                except OSError as error:
+                    failed = failed or error
+                except ValueError:
+                    # Somebody detached it from what is below it, which is closed itself.
+                    pass
+        return failed
+
+
+def _end(native, opened):
+    """Ends a mount."""
+    failed = None
+    if native.is_ours():
+        # Or what is stored now would wait for ever.
+        native.thaw()
+        failed = opened.close()
+    native.unmount()
+    if failed is not None:
+        raise failed
+
+
 class FileSystem:
     """A mounted image. Made by :func:`extant.open`; ended by :meth:`close`, by ``with``, or when Python ends.
 
-    Paths are ``str``, ``bytes`` or ``os.PathLike`` and begin at the image's root. Errors are ``OSError`` with their errno.
+    Paths are ``str``, ``bytes``, ``os.PathLike``, or a :class:`Path` or :class:`DirEntry` of this file system, and begin at the
+    image's root. Errors are ``OSError`` with their errno.
+
+    A mount for writing belongs to the process that made it: in a fork of that process every call of it fails (``EBADF``).
     """
 
     def __init__(self, image, mode="r", *, offset=0, partition=0, cache_bytes=0, progress=None):
@@ -114,19 +155,30 @@ class FileSystem:
             progress=progress,
         )
         self.mode = mode
+        # Open files, from the outermost object inwards: what they hold back is stored before the end.
+        self._open = Opened()
         # Also at the end of Python: a mount for writing that is not ended stores nothing more.
-        self._finalizer = weakref.finalize(self, NativeFs.unmount, self._native)
+        self._finalizer = weakref.finalize(self, _end, self._native, self._open)
 
-    @staticmethod
-    def _bytes(path):
-        return os.fsencode(os.fspath(path))
+    def _inside(self, path):
+        if isinstance(path, (Path, DirEntry)):
+            if path._fs is not self:
+                raise ValueError(f"{path!r} is in another file system")
+            return path.path if isinstance(path, DirEntry) else str(path)
+        return os.fspath(path)
+
+    def _bytes(self, path):
+        return os.fsencode(self._inside(path))
+
+    def _text(self, path):
+        return os.fsdecode(self._inside(path))
 
     # The mount.
 
     def close(self):
-        """Ends the mount: everything is stored, and the image is marked clean. Open files are of no use afterwards."""
+        """Ends the mount: open files are closed, everything is stored, and the image is marked clean."""
         if self._finalizer.detach():
-            self._native.unmount()
+            _end(self._native, self._open)
 
     @property
     def closed(self):
@@ -238,7 +290,7 @@ class FileSystem:
 
     def scandir(self, path="/"):
         """Entries of a directory."""
-        directory = os.fsdecode(path)
+        directory = self._text(path)
         return [DirEntry(self, directory, *entry) for entry in self._native.entries(self._bytes(path))]
 
     def listdir_stat(self, path="/"):
@@ -247,7 +299,7 @@ class FileSystem:
 
     def walk(self, top="/", topdown=True, onerror=None, followlinks=False):
         """As ``os.walk``."""
-        top = os.fsdecode(top)
+        top = self._text(top)
         try:
             entries = self.scandir(top)
         except OSError as error:
@@ -272,7 +324,7 @@ class FileSystem:
 
     def makedirs(self, path, mode=0o755, exist_ok=False):
         """Makes a directory and those above it that are missing."""
-        path = os.fsdecode(path)
+        path = self._text(path)
         parts = [part for part in path.split("/") if part]
         for depth in range(1, len(parts)):
             try:
@@ -295,10 +347,20 @@ class FileSystem:
             raise OSError("cannot call rmtree on a symbolic link")
         if not self.isdir(path):
             self.stat(path)
-            raise NotADirectoryError(_errno.ENOTDIR, os.strerror(_errno.ENOTDIR), os.fsdecode(path))
+            raise NotADirectoryError(_errno.ENOTDIR, os.strerror(_errno.ENOTDIR), self._text(path))
         self._native.rmtree(self._bytes(path))
 
     # Names.
+
+    @contextlib.contextmanager
+    def _both(self, source, target):
+        """Errors about two names have both, as those of ``os``."""
+        try:
+            yield
+        except OSError as error:
+            if error.filename is not None:
+                error.filename, error.filename2 = self._text(source), self._text(target)
+            raise
 
     def unlink(self, path):
         """Removes a name that is no directory's."""
@@ -308,21 +370,24 @@ class FileSystem:
 
     def rename(self, source, target):
         """Moves `source` to `target`, replacing what is there, as ``os.rename`` on Unix."""
-        self._native.rename(self._bytes(source), self._bytes(target), True)
+        with self._both(source, target):
+            self._native.rename(self._bytes(source), self._bytes(target), True)
 
     replace = rename
 
     def rename_new(self, source, target):
         """Moves `source` to `target`, where nothing may be."""
-        self._native.rename(self._bytes(source), self._bytes(target), False)
+        with self._both(source, target):
+            self._native.rename(self._bytes(source), self._bytes(target), False)
 
     def link(self, source, target):
         """Gives `source` the name `target` as well."""
-        self._native.link(self._bytes(source), self._bytes(target))
+        with self._both(source, target):
+            self._native.link(self._bytes(source), self._bytes(target))
 
     def symlink(self, target, path):
         """Makes a symbolic link at `path` to `target`."""
-        self._native.symlink(self._bytes(target), self._bytes(path))
+        self._native.symlink(os.fsencode(text(target)), self._bytes(path))
 
     def readlink(self, path):
         """The target of a symbolic link."""
@@ -393,11 +458,11 @@ class FileSystem:
 
     def getxattr(self, path, attribute, *, follow_symlinks=True):
         """The value of an extended attribute."""
-        return self._native.getxattr(self._bytes(path), self._bytes(attribute), follow_symlinks)
+        return self._native.getxattr(self._bytes(path), os.fsencode(attribute), follow_symlinks)
 
     def setxattr(self, path, attribute, value, flags=0, *, follow_symlinks=True):
         """Sets an extended attribute; `flags` as in ``os.setxattr``."""
-        self._native.setxattr(self._bytes(path), self._bytes(attribute), bytes(value), flags, follow_symlinks)
+        self._native.setxattr(self._bytes(path), os.fsencode(attribute), bytes(value), flags, follow_symlinks)
 
     def listxattr(self, path="/", *, follow_symlinks=True):
         """Names of extended attributes."""
@@ -405,7 +470,7 @@ class FileSystem:
 
     def removexattr(self, path, attribute, *, follow_symlinks=True):
         """Removes an extended attribute."""
-        self._native.removexattr(self._bytes(path), self._bytes(attribute), follow_symlinks)
+        self._native.removexattr(self._bytes(path), os.fsencode(attribute), follow_symlinks)
 
     def __repr__(self):
         state = " closed" if self.closed else ""

@@ -8,14 +8,22 @@ import pathlib
 import stat as _stat
 
 
-class Path(os.PathLike):
-    """A path inside an image: ``fs / "etc" / "hostname"``. Pure operations are those of ``pathlib.PurePosixPath``."""
+def text(path):
+    """A path inside an image as ``str``."""
+    return str(path) if isinstance(path, Path) else os.fsdecode(path)
+
+
+class Path:
+    """A path inside an image: ``fs / "etc" / "hostname"``. Pure operations are those of ``pathlib.PurePosixPath``.
+
+    It is no ``os.PathLike``: ``open`` and ``shutil`` would take it for a path of this machine.
+    """
 
     __slots__ = ("_fs", "_pure")
 
     def __init__(self, fs, *parts):
         self._fs = fs
-        self._pure = pathlib.PurePosixPath("/", *[os.fsdecode(part) for part in parts])
+        self._pure = pathlib.PurePosixPath("/", *[text(part) for part in parts])
 
     def _other(self, pure):
         return Path(self._fs, pure)
@@ -54,10 +62,13 @@ class Path(os.PathLike):
         return [self._other(parent) for parent in self._pure.parents]
 
     def joinpath(self, *parts):
-        return self._other(self._pure.joinpath(*parts))
+        return self._other(self._pure.joinpath(*[text(part) for part in parts]))
 
     def with_name(self, name):
         return self._other(self._pure.with_name(name))
+
+    def with_stem(self, stem):
+        return self._other(self._pure.with_stem(stem))
 
     def with_suffix(self, suffix):
         return self._other(self._pure.with_suffix(suffix))
@@ -65,16 +76,17 @@ class Path(os.PathLike):
     def relative_to(self, other):
         return self._pure.relative_to(str(other))
 
+    def is_absolute(self):
+        return True
+
     def match(self, pattern):
         return self._pure.match(pattern)
 
     def __truediv__(self, part):
-        return self.joinpath(os.fsdecode(part))
+        return self.joinpath(part)
 
-    def __fspath__(self):
+    def __str__(self):
         return str(self._pure)
-
-    __str__ = __fspath__
 
     def __repr__(self):
         return f"extant.Path({str(self)!r})"
@@ -143,11 +155,9 @@ class Path(os.PathLike):
         if parents:
             self._fs.makedirs(self, mode, exist_ok)
             return
-        try:
-            self._fs.mkdir(self, mode)
-        except FileExistsError:
-            if not exist_ok or not self.is_dir():
-                raise
+        if exist_ok and self.is_dir():
+            return
+        self._fs.mkdir(self, mode)
 
     def touch(self, mode=0o644, exist_ok=True):
         if exist_ok and self.exists():
@@ -173,7 +183,7 @@ class Path(os.PathLike):
     replace = rename
 
     def symlink_to(self, target):
-        self._fs.symlink(os.fspath(target), self)
+        self._fs.symlink(target, self)
 
     def hardlink_to(self, target):
         self._fs.link(target, self)
@@ -197,13 +207,13 @@ class Path(os.PathLike):
         return self.stat().st_ino == other.stat().st_ino
 
     def is_block_device(self):
-        return _stat.S_ISBLK(self.stat().st_mode)
+        return self._fs._kind(self) == _stat.S_IFBLK
 
     def is_char_device(self):
-        return _stat.S_ISCHR(self.stat().st_mode)
+        return self._fs._kind(self) == _stat.S_IFCHR
 
     def is_fifo(self):
-        return _stat.S_ISFIFO(self.stat().st_mode)
+        return self._fs._kind(self) == _stat.S_IFIFO
 
     def is_socket(self):
-        return _stat.S_ISSOCK(self.stat().st_mode)
+        return self._fs._kind(self) == _stat.S_IFSOCK

@@ -186,7 +186,11 @@ class Ext4FileSystem(AbstractFileSystem):
         path = self._strip_protocol(path)
         if "r" not in mode:
             self._parent_for(path)
-        return self.fs.open(path, mode)
+        file = self.fs.open(path, mode)
+        if mode == "rb":
+            # As files of other implementations have it: `read_block` asks.
+            file.size = self.fs.getsize(path)
+        return file
 
     def touch(self, path, truncate=True, **kwargs):
         path = self._strip_protocol(path)

@@ -162,6 +162,7 @@ impl Inode {
         let (fs, node) = (self.fs(), self.node());
         let volume = fs.volume();
         let writer = answer!(volume.writer());
+        answer!(writer.check_open());
         answer!(writer.supers().check_writable());
         let _scope = no_waiting();
         let _inside = writer.try_enter().ok_or(WaitReason::Frozen)?;

@@ -2,6 +2,9 @@
 //!
 //! Each orphan has transactions of its own and leaves the file or list in the last of them, so a
 //! crash in the middle leaves the rest to the next mount.
+//!
+//! The end of a mount deletes those that still have handles, so that an image that is marked clean
+//! has none.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,7 +14,7 @@ use extant_format::group::GroupFlags;
 use extant_format::inode::FileKind;
 use rustc_hash::FxHashSet;
 
-use crate::error::{Fault, FsError, Result};
+use crate::error::{Family, Fault, FsError, Result};
 use crate::file;
 use crate::fs::Fs;
 use crate::map;
@@ -20,6 +23,7 @@ use crate::orphan::{OrphanSummary, Orphans};
 use crate::progress::{MountStage, Observer};
 use crate::supers::SuperState;
 use crate::txn::Txn;
+use crate::writer::Writer;
 
 /// Credits for leaving the list.
 const CREDITS: u32 = 8;
@@ -120,6 +124,32 @@ pub(super) fn recover(
         }
     }
     Ok(summary)
+}
+
+/// Deletes files without names whose handles are still there, at the end of a mount: no other
+/// thread is inside the gate for changes. What programs have mapped stays an orphan, for the next
+/// mount, and so does what cannot be deleted.
+pub(super) fn delete_held(fs: &Fs, writer: &Writer) {
+    let orphans = writer.orphans();
+    if orphans.len() == 0 {
+        return;
+    }
+    // What has handles is in memory.
+    let filed = orphans.filed().into_iter().filter_map(|ino| fs.volume().nodes().get(&ino));
+    for node in filed.chain(orphans.listed()) {
+        // Readers are waited for, and requests on their way to the device.
+        let _content = node.content.write();
+        if node.file_state().get().is_some_and(|file| file.is_mapped()) {
+            continue;
+        }
+        let Some(dying) = Settled::new(&node).die_held() else { continue };
+        if let Err(error) = fs.delete_orphan(dying)
+            && error.family() == Family::Damage
+            && writer.supers().report(&error, writer.now().seconds)
+        {
+            writer.abort(&error);
+        }
+    }
 }
 
 /// Deletes an orphan, or truncates it to its size.

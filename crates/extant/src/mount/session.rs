@@ -1,9 +1,11 @@
 //! The begin and the end of a writable mount: superblock, orphans and multi-mount protection.
 
+use extant_base::sabotage;
 use extant_jbd2::{FastCommitOverlay, JournalError};
 
 use crate::error::{FsError, Result};
 use crate::fc_apply;
+use crate::freeze_gate::{FreezeGate, Inside};
 use crate::fs::Fs;
 use crate::orphan::OrphanSummary;
 use crate::progress::Observer;
@@ -17,6 +19,25 @@ const REST_TRIES: u32 = 10;
 enum Resting {
     Journal(JournalError),
     File(FsError),
+}
+
+/// The thread that ends a mount, alone inside the gate for changes.
+struct Alone<'w> {
+    gate: &'w FreezeGate,
+    _inside: Inside<'w>,
+}
+
+impl<'w> Alone<'w> {
+    /// Waits for changes under way; `None` while the mount is frozen.
+    fn enter(gate: &'w FreezeGate) -> Option<Alone<'w>> {
+        gate.try_close().map(|inside| Alone { gate, _inside: inside })
+    }
+}
+
+impl Drop for Alone<'_> {
+    fn drop(&mut self) {
+        self.gate.open();
+    }
 }
 
 impl From<JournalError> for Resting {
@@ -117,7 +138,9 @@ impl Fs {
     }
 
     /// Ends a writable mount: everything is written, the journal is emptied, and the image is
-    /// marked clean. Clones of this `Fs` and handles cannot change anything afterwards.
+    /// marked clean. Changes under way are waited for, and stored. Clones of this `Fs` and handles
+    /// cannot change anything afterwards. Files without names are deleted, also those that have
+    /// handles; those that are [mapped](crate::Inode::map_shared) are left to the next mount.
     ///
     /// Dropping the last clone without this call writes nothing more: the next mount replays what
     /// was committed.
@@ -131,12 +154,18 @@ impl Fs {
     /// [`sync`](Self::sync) first, which keeps them.
     pub fn unmount(self) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
-        let _inside = writer.try_enter().ok_or(FsError::Frozen)?;
+        let inside = writer.try_enter().ok_or(FsError::Frozen)?;
         writer.stop_background();
+        drop(inside);
+        // What returned before this is stored; what comes later is refused, once the gate is open.
+        let _alone = Alone::enter(writer.freeze_gate()).ok_or(FsError::Frozen)?;
+        writer.overwrites().settle();
         while self.reclaim() {}
         let flushed = self.flush_files();
+        if !sabotage("extant.unmount.leaves-orphans") {
+            super::orphans::delete_held(&self, writer);
+        }
         writer.close();
-        writer.overwrites().settle();
         if let Err(error) = writer.journal().close() {
             // Nothing more will be written, so other hosts need not wait.
             let _ = writer.mmp().map(|mmp| mmp.release());

@@ -51,6 +51,14 @@ impl<'n> Settled<'n> {
         let is_quiet = || kept_out.is_some() || node.file_state().get().is_none();
         node.life.die(is_quiet).then_some(Dying { node, kept_out })
     }
+
+    /// Returns the right to delete like [`die`](Self::die), also from handles: see
+    /// [`die_held`](super::Life::die_held). The caller holds the content lock exclusively.
+    pub(crate) fn die_held(self) -> Option<Dying<'n>> {
+        let Settled { node, kept_out } = self;
+        let is_quiet = || kept_out.is_some() || node.file_state().get().is_none();
+        node.life.die_held(is_quiet).then_some(Dying { node, kept_out })
+    }
 }
 
 /// The right and the duty to delete an inode: dropped without [`end`](Dying::end), the inode is an

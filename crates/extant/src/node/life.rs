@@ -19,10 +19,11 @@
 //!   orphan   0         queue                 "queued"   once, until it is taken from the queue
 //!            0         die                   dying      a thread that holds writeback off; or no change, if
 //!                                                       there is other writeback
-//! dying      0         end                   dead       the thread that freed the inode
-//!            0         fail                  stuck      an error during the deletion
-//! dead       0                                          for good: its number gets another node
-//! stuck      0                                          for good: an orphan for the next mount
+//!            n         die held              dying      the end of a mount, when nothing changes any more
+//! dying      n         end                   dead       the thread that freed the inode
+//!            n         fail                  stuck      an error during the deletion
+//! dead       n                                          for good: its number gets another node
+//! stuck      n                                          for good: an orphan for the next mount
 //! ```
 //!
 //! Compiled twice: over the atomics of the machine, and in tests over those of a model checker that
@@ -31,7 +32,8 @@
 //! # Invariants
 //!
 //! - Z1. No new handle is made of a dying, dead or stuck inode.
-//! - Z2. One thread at a time is deleting, only without links and without handles.
+//! - Z2. One thread at a time is deleting, only without links and, but for the end of a mount,
+//!   without handles.
 //! - Z3. A nameless inode or orphan without handles is queued, dying, or held by the thread that
 //!   has just taken it from the queue: it is neither forgotten nor deleted twice.
 //! - Z4. A dead inode stays dead. Holders of its node cannot mistake it for its successor.
@@ -184,18 +186,29 @@ impl Life {
     /// nothing of the inode is or comes under writeback. Otherwise nothing has changed: the caller
     /// [queues](Self::queue) the inode.
     pub(crate) fn die(&self, is_quiet: impl FnOnce() -> bool) -> bool {
-        self.die_from(Stage::is_linkless, is_quiet)
+        self.die_from(Stage::is_linkless, 0, is_quiet)
+    }
+
+    /// Takes the right to delete like [`die`](Self::die), also from handles: they stay, and their
+    /// inode is gone. For the end of a mount, when no other thread changes anything.
+    pub(crate) fn die_held(&self, is_quiet: impl FnOnce() -> bool) -> bool {
+        self.die_from(Stage::is_linkless, HANDLES, is_quiet)
     }
 
     /// Takes the right to delete like [`die`](Self::die), for an inode that loses its last link in
     /// the same transaction and was never listed.
     pub(crate) fn die_nameless(&self, is_quiet: impl FnOnce() -> bool) -> bool {
-        self.die_from(|stage| stage == Stage::Named, is_quiet)
+        self.die_from(|stage| stage == Stage::Named, 0, is_quiet)
     }
 
-    fn die_from(&self, may_die: fn(Stage) -> bool, is_quiet: impl FnOnce() -> bool) -> bool {
+    fn die_from(
+        &self,
+        may_die: fn(Stage) -> bool,
+        handles_max: u64,
+        is_quiet: impl FnOnce() -> bool,
+    ) -> bool {
         let dying = |word| {
-            let dies = may_die(Stage::of(word)) && word & HANDLES == 0;
+            let dies = may_die(Stage::of(word)) && word & HANDLES <= handles_max;
             dies.then(|| Stage::Dying.put(word))
         };
         let Ok(before) = self.change(dying) else { return false };

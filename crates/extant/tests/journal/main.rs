@@ -15,4 +15,5 @@ mod fast_commit;
 mod freeze;
 mod log;
 mod recovery;
+mod unmount;
 mod zones;
