@@ -1,5 +1,7 @@
 //! Changes by path: the counterpart of `std::fs` inside an image.
 
+use extant_base::Ino;
+
 use crate::error::{FsError, Result};
 use crate::fs::Fs;
 use crate::image_path::ImagePath;
@@ -23,6 +25,19 @@ fn parent_of<'p>(fs: &Fs, path: &'p [u8]) -> Result<(Inode, &'p [u8])> {
         None => (&b"/"[..], path),
     };
     Ok((resolve(fs, dir, Last::Follow)?.inode, name))
+}
+
+/// Returns whether the path is that of the root directory, which has no name.
+fn is_root(path: &[u8]) -> bool {
+    !path.is_empty() && path.iter().all(|byte| *byte == b'/')
+}
+
+/// Returns the directory in which a name is made, and that name.
+fn parent_of_new<'p>(fs: &Fs, path: &'p [u8]) -> Result<(Inode, &'p [u8])> {
+    match is_root(path) {
+        true => Err(FsError::Exists { dir: Ino::ROOT, ino: Ino::ROOT }),
+        false => parent_of(fs, path),
+    }
 }
 
 /// Returns whether the path ends in `/`, so that it must be a directory.
@@ -56,7 +71,7 @@ impl Fs {
     /// Creates an empty regular file.
     pub fn create(&self, path: impl ImagePath, new: &NewInode) -> Result<Inode> {
         let path = path.image_bytes();
-        let (dir, name) = parent_of(self, path)?;
+        let (dir, name) = parent_of_new(self, path)?;
         if wants_directory(path) {
             return Err(FsError::IsADirectory { ino: dir.ino() });
         }
@@ -65,7 +80,7 @@ impl Fs {
 
     /// Creates an empty directory.
     pub fn create_dir(&self, path: impl ImagePath, new: &NewInode) -> Result<Inode> {
-        let (dir, name) = parent_of(self, path.image_bytes())?;
+        let (dir, name) = parent_of_new(self, path.image_bytes())?;
         dir.mkdir(name, new)
     }
 
@@ -104,26 +119,29 @@ impl Fs {
         path: impl ImagePath,
         new: &NewInode,
     ) -> Result<Inode> {
-        let (dir, name) = parent_of(self, path.image_bytes())?;
+        let (dir, name) = parent_of_new(self, path.image_bytes())?;
         dir.symlink(name, target, new)
     }
 
     /// Creates a device, a pipe or a socket.
     pub fn mknod(&self, path: impl ImagePath, special: Special, new: &NewInode) -> Result<Inode> {
-        let (dir, name) = parent_of(self, path.image_bytes())?;
+        let (dir, name) = parent_of_new(self, path.image_bytes())?;
         dir.mknod(name, special, new)
     }
 
     /// Adds the name `path` to the inode at `original`.
     pub fn hard_link(&self, original: impl ImagePath, path: impl ImagePath) -> Result<()> {
         let original = self.resolve_link(original)?;
-        let (dir, name) = parent_of(self, path.image_bytes())?;
+        let (dir, name) = parent_of_new(self, path.image_bytes())?;
         dir.link(name, &original)
     }
 
     /// Removes a name of anything but a directory.
     pub fn remove_file(&self, path: impl ImagePath) -> Result<()> {
         let path = path.image_bytes();
+        if is_root(path) {
+            return Err(FsError::IsADirectory { ino: Ino::ROOT });
+        }
         let (dir, name) = parent_of(self, path)?;
         if wants_directory(path) {
             let ino = dir.lookup_ino(name).map_err(|error| error.in_path(path, name))?;

@@ -384,7 +384,7 @@ pub(crate) fn fill_by_extant(fs: &Fs, dir: &Inode) {
         assert_eq!(link.read_link().unwrap(), "t".repeat(len).into_bytes());
     }
     let long = dir.symlink("too long", "t".repeat(fs.block_size().len() - 2), &new);
-    assert!(matches!(long.unwrap_err(), FsError::NameTooLong { .. }));
+    assert!(matches!(long.unwrap_err(), FsError::TargetTooLong { .. }));
     let many = dir.mkdir("many", &NewInode::root(0o755)).unwrap();
     for number in 0..900 {
         many.create(format!("entry number {number} of a large directory"), &new).unwrap();

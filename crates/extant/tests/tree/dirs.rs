@@ -534,3 +534,26 @@ fn names_of_bytes_above_127_hash_as_the_superblock_says_from_the_first_split_on(
         }
     }
 }
+
+#[test]
+fn the_root_directory_is_there_and_is_no_file() {
+    let device = require!(device("8M", &["-t", "ext4"]));
+    let fs = mount(&device);
+    fs.create("/file", &NewInode::root(0o644)).unwrap();
+    for path in ["/", "//"] {
+        let new = NewInode::root(0o755);
+        let made = [
+            fs.create_dir(path, &new).map(drop),
+            fs.symlink("file", path, &new).map(drop),
+            fs.hard_link("/file", path),
+        ];
+        for error in made {
+            assert!(matches!(error, Err(FsError::Exists { .. })), "{path}: {error:?}");
+        }
+        let error = fs.remove_file(path);
+        assert!(matches!(error, Err(FsError::IsADirectory { .. })), "{path}: {error:?}");
+        assert!(fs.remove_dir(path).is_err() && fs.rename(path, "/other").is_err());
+    }
+    fs.unmount().unwrap();
+    assert_clean(&device);
+}
