@@ -5,7 +5,9 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
+use extant_sync::{Clock, SystemClock};
 use rustix::fs::OFlags;
 
 use super::FileDevice;
@@ -101,8 +103,22 @@ pub(super) fn not_a_device(metadata: &Metadata) -> Option<&'static str> {
     }
 }
 
+/// How often a lock is tried for, and the pause in between. A process that makes another one has its locks twice, until the
+/// other one runs its own program: who lets go of an image in one thread while another thread starts a program would
+/// find it locked by itself.
+const LOCK_TRIES: u32 = 10;
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
+
 pub(super) fn lock(file: &File, metadata: &Metadata, path: &Path) -> Result<(), OpenError> {
-    judge_lock(file.try_lock(), metadata, path)
+    let mut locked = file.try_lock();
+    for _ in 0..LOCK_TRIES {
+        if !matches!(locked, Err(TryLockError::WouldBlock)) {
+            break;
+        }
+        SystemClock.sleep(LOCK_PAUSE);
+        locked = file.try_lock();
+    }
+    judge_lock(locked, metadata, path)
 }
 
 pub(super) fn judge_lock(

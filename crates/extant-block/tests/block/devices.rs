@@ -221,12 +221,26 @@ fn a_second_writer_is_refused_with_the_name_of_the_first() {
     assert!(error.to_string().contains("is in use by"), "{error}");
     FileDevice::open_read_only(&path).unwrap();
     drop(first);
-    // A child that another test is starting has the file open, and so locked, until it runs its program.
+    FileDevice::open_read_write(&path).unwrap();
+}
+
+/// Such as that of a child which another thread has just made, until it runs its own program.
+#[test]
+fn a_lock_of_a_moment_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    fs::write(&path, [7; 8192]).unwrap();
+    let mut child = std::process::Command::new("flock");
+    let mut child = child.arg(&path).args(["sleep", "0.05"]).spawn().unwrap();
+    let own = fs::File::open(&path).unwrap();
     let until = SystemClock.monotonic() + Duration::from_secs(20);
-    while let Err(error) = FileDevice::open_read_write(&path) {
-        assert!(SystemClock.monotonic() < until, "{error}");
-        SystemClock.sleep(Duration::from_millis(5));
+    while own.try_lock().is_ok() {
+        own.unlock().unwrap();
+        assert!(SystemClock.monotonic() < until, "it is never locked");
+        SystemClock.sleep(Duration::from_millis(1));
     }
+    FileDevice::open_read_write(&path).unwrap();
+    assert!(child.wait().unwrap().success());
 }
 
 #[test]
