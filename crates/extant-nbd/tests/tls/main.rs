@@ -69,10 +69,11 @@ fn serving_at<T: Send>(
     threads::scope(|scope| {
         let serve = || serve_tls(device, "root", listening, tls, &end);
         let serving = scope.spawn("serve", serve).unwrap();
-        let done = work();
+        // The server ends also when the work fails: else whoever waits for it hangs.
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
         end.store(true, Ordering::Release);
         serving.join().unwrap().unwrap();
-        done
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
     .unwrap()
 }
