@@ -78,7 +78,8 @@ impl FileDevice {
         FileDevice::with_file(file, path, true)
     }
 
-    /// Opens an existing file or block device for reading and writing, and locks it.
+    /// Opens an existing file or block device for reading and writing, and locks it. A lock that another process has is
+    /// waited for, a tenth of a second at most.
     ///
     /// # Errors
     ///

@@ -227,25 +227,35 @@ fn threads_on_several_connections_find_their_own_after_every_restart() {
 
 #[test]
 fn a_new_connection_beside_others_is_told_again_what_a_restart_lost() {
-    let (below, server) = start(Faults::default());
-    let device = connect(&server, patient());
+    let (below, old) = start(Faults::default());
+    let new = Server::start(Arc::clone(&below) as Arc<dyn BlockDevice>, Faults::default(), None);
+    let path = |server: &Server| server.address().split_once("socket=").unwrap().1.to_owned();
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().join("s");
+    std::os::unix::fs::symlink(path(&old), &at).unwrap();
+    let address = format!("nbd+unix:///?socket={}", at.display());
+    let device = NbdDevice::open(&Address::parse(&address).unwrap(), false, patient()).unwrap();
     device.write_at(0, &[7; 4096]).unwrap();
-    // The one connection is in use while the server loses its memory, so that the next thread makes another.
-    server.set_faults(Faults { seed: 9, exactly: vec![(0, Cut::Late)], ..Faults::default() });
+    // The one connection is in use, and whoever answers at the address is another server by now: one that has
+    // started while the old one still lives.
+    old.set_faults(Faults { seed: 9, exactly: vec![(0, Cut::Late)], ..Faults::default() });
     threads::scope(|scope| {
         let held = scope.spawn("held", || device.read_at(8192, &mut [0; 512])).unwrap();
-        while server.requests() == 0 {
+        while old.requests() == 0 {
             SystemClock.sleep(Duration::from_millis(1));
         }
+        std::fs::remove_file(&at).unwrap();
+        std::os::unix::fs::symlink(path(&new), &at).unwrap();
         let ended = scope.spawn("let go", || {
             SystemClock.sleep(Duration::from_millis(50));
-            server.restart();
-            server.let_go();
+            old.let_go();
         });
+        device.flush().unwrap();
         held.join().unwrap().unwrap();
         ended.unwrap().join().unwrap();
-        device.flush().unwrap();
-        server.restart();
+        // Nothing that either has in memory only counts.
+        old.restart();
+        new.restart();
     })
     .unwrap();
     assert!(contents(&*below)[..4096] == [7; 4096], "a flush lies");

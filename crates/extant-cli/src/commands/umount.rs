@@ -150,13 +150,12 @@ const UNSEEN: Duration = Duration::from_secs(1);
 /// Unmounts `point`. Whoever looks at it in this moment (`df`, a list of mounts, an index of names) keeps it busy for
 /// as long, and is gone when it is looked who it was.
 fn unmount_at_rest(point: &Path, lazy: bool, entry: &Entry) -> Result<(), MountError> {
-    let mut waited = Duration::ZERO;
+    let start = SystemClock.monotonic();
+    let is_early = || SystemClock.monotonic().saturating_sub(start) < UNSEEN;
     loop {
         match unmount(point, lazy) {
-            Err(error) if error.is_busy() && waited < UNSEEN && !busy::is_used(entry) => {
-                let pause = Duration::from_millis(20);
-                SystemClock.sleep(pause);
-                waited += pause;
+            Err(error) if error.is_busy() && is_early() && !busy::is_used(entry) => {
+                SystemClock.sleep(Duration::from_millis(20));
             }
             done => return done,
         }

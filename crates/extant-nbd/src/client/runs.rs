@@ -59,7 +59,8 @@ impl NbdDevice {
         if self.unflushed_bytes() + len > UNFLUSHED_MAX
             && let Err(error) = self.flush()
         {
-            return failed(io::Error::other(error));
+            // With its kind: a full disk is told from one that fails.
+            return failed(error.into());
         }
         let operation = |run: &WriteRun<'_>| Operation::Write {
             offset: run.offset,
