@@ -95,7 +95,9 @@ fn jobs_with_thread_share_a_mount_and_others_are_told_how() {
     ];
     works(&[&jobs[..], &["--numjobs=4", "--thread", "--mode=ring", "--iodepth=4"]].concat());
     let (_place, image) = image();
-    let output = run(&image, &[&jobs[..], &["--numjobs=4"]].concat());
+    // Each process runs for longer than a lock is tried for: none comes after the others.
+    let apart = ["--numjobs=4", "--time_based", "--runtime=2"];
+    let output = run(&image, &[&jobs[..], &apart].concat());
     assert!(!output.status.success());
     assert!(told(&output).contains("--thread"), "{}", told(&output));
     require_clean(&image);
