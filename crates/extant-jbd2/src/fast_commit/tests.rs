@@ -75,6 +75,19 @@ fn all_valid_fast_commits_are_folded_in_order() {
 }
 
 #[test]
+fn a_range_that_ends_with_the_one_it_cuts_leaves_nothing_behind_it() {
+    let range = |start, len| FcRecord::DelRange { ino: Ino(12), start: FileBlock(start), len };
+    let overlay = folded(&[
+        FcRecord::AddRange { ino: Ino(12), extent: extent(0, 500, 10) },
+        range(5, BlockCount(5)),
+    ]);
+    let inode = overlay.inode(Ino(12)).unwrap();
+    assert_eq!(inode.map(FileBlock(4)), FcMapping::Mapped(extent(4, 504, 1)));
+    assert_eq!(inode.map(FileBlock(5)), FcMapping::Hole { len: BlockCount(5) });
+    assert_eq!(inode.map(FileBlock(10)), FcMapping::Unchanged { len: BlockCount(u32::MAX - 9) });
+}
+
+#[test]
 fn the_area_counts_up_to_the_last_good_tail() {
     let a = [FcRecord::Create(dentry(2, 12, b"a"))];
     let b = [FcRecord::Create(dentry(2, 13, b"b"))];

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use extant_block::{BlockDevice, Record, RecordingDevice};
+use extant_block::{BlockDevice, DeviceError, Operation, Pending, Record, RecordingDevice};
 use extant_format::jbd2::{BlockHeader, BlockType, CommitBlock, Tid as RawTid};
 use extant_sync::Clock;
 
@@ -581,4 +581,44 @@ fn j19_with_fast_commits_the_log_begins_again_at_its_first_block() {
     for block in 0..5 {
         assert_eq!(fill_of(&*device, block), Some(40), "block {block}");
     }
+}
+
+/// Remembers what was allocated.
+struct Allocating {
+    below: MemoryDevice,
+    allocated: Mutex<Vec<(u64, u64)>>,
+}
+
+impl BlockDevice for Allocating {
+    fn submit(&self, batch: Vec<Operation>) -> Pending {
+        self.below.submit(batch)
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.below.size_bytes()
+    }
+
+    fn is_read_only(&self) -> bool {
+        false
+    }
+
+    fn allocate(&self, offset: u64, length: u64) -> Result<(), DeviceError> {
+        self.allocated.lock().push((offset, length));
+        Ok(())
+    }
+
+    fn describe(&self) -> Arc<str> {
+        "allocating".into()
+    }
+}
+
+#[test]
+fn room_is_made_for_each_block_of_the_journal_in_as_few_pieces_as_it_has() {
+    let allocated = Mutex::new(Rank::Leaf, Vec::new());
+    let device = Arc::new(Allocating { below: formatted(JournalChecksum::V3), allocated });
+    store(&(Arc::clone(&device) as SharedDevice)).allocate().unwrap();
+    // The superblock, the rest of its run, and two runs that follow one another on the device.
+    let wanted = [(28, 1), (29, 19), (0, 28)]
+        .map(|(block, len)| ((HOME_BLOCKS + block) * BLOCK as u64, len * BLOCK as u64));
+    assert_eq!(*device.allocated.lock(), wanted);
 }
