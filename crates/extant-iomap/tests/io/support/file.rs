@@ -73,6 +73,27 @@ impl TestFile {
         Ok(out)
     }
 
+    /// Reads what is not needed again.
+    pub(crate) fn read_once(&self, at: u64, len: usize) -> Result<Vec<u8>, Error> {
+        let _content = self.content.read();
+        let mut out = vec![0x5B; len];
+        let got = self.data.read_once(self, at, &mut out)?;
+        out.truncate(got);
+        Ok(out)
+    }
+
+    /// Writes what is not needed again.
+    pub(crate) fn write_once(&self, at: u64, bytes: &[u8]) -> Result<usize, Error> {
+        let _content = self.content.write();
+        self.data.write_once(self, at, bytes)
+    }
+
+    /// Does something with the content lock, shared.
+    pub(crate) fn held<R>(&self, work: impl FnOnce(&FileCache) -> R) -> R {
+        let _content = self.content.read();
+        work(&self.data)
+    }
+
     /// What a thread that reads ahead does.
     pub(crate) fn fetch_next(&self) -> bool {
         let _content = self.content.read();

@@ -122,6 +122,7 @@ impl Mapper for TestFile {
             for placement in &done.placements {
                 assert!(placement.offset >= last, "placements ascend");
                 last = placement.end();
+                Seen::add(&self.fs.seen.published);
                 self.publish_one(&mut map, placement);
             }
             self.stored.fetch_max(done.size_to.min(TestFile::size(self)), Ordering::SeqCst);

@@ -107,6 +107,8 @@ pub(crate) struct Seen {
     pub(crate) converted: AtomicU64,
     pub(crate) pinned: AtomicU64,
     pub(crate) over: AtomicU64,
+    /// Placements that were published.
+    pub(crate) published: AtomicU64,
     /// Times that a reader wanted windows fetched ahead.
     pub(crate) asked: AtomicU64,
     /// Promises behind an end that zeroing made unwritten.
