@@ -9,6 +9,7 @@ use std::fmt;
 use extant_base::sabotage;
 
 use crate::error::{FsError, Result};
+use crate::freeze_gate::NotFrozen;
 use crate::fs::Fs;
 
 /// A frozen mount, from [`Fs::freeze`]. Dropping it thaws the mount.
@@ -30,7 +31,7 @@ impl Frozen {
 impl Drop for Frozen {
     fn drop(&mut self) {
         if let Ok(writer) = self.fs.volume().writer() {
-            writer.freeze_gate().open();
+            writer.freeze_gate().thaw();
             log::debug!("{}: goes on", self.fs.device().describe());
         }
     }
@@ -58,7 +59,8 @@ impl Fs {
     ///
     /// # Errors
     ///
-    /// [`FsError::Frozen`] (`EBUSY`) when the mount is frozen already. Those of
+    /// [`FsError::Frozen`] (`EBUSY`) when the mount is frozen already. [`FsError::ReadOnly`] when it
+    /// was [unmounted](Self::unmount); an unmount under way is waited for. Those of
     /// [`sync`](Self::sync), after which the mount is not frozen. A read-only mount needs no
     /// freezing, and the call succeeds.
     ///
@@ -81,7 +83,10 @@ impl Fs {
     pub fn freeze(&self) -> Result<Frozen> {
         let Ok(writer) = self.volume().writer() else { return Ok(Frozen { fs: self.clone() }) };
         writer.check_running()?;
-        let _inside = writer.freeze_gate().try_close().ok_or(FsError::Frozen)?;
+        let _inside = writer.freeze_gate().freeze().map_err(|refused| match refused {
+            NotFrozen::Frozen => FsError::Frozen,
+            NotFrozen::Ended => FsError::ReadOnly,
+        })?;
         // They began inside the gate, and no thread is there for them.
         if !sabotage("extant.direct.lane-beside-freeze") {
             writer.overwrites().settle();

@@ -14,28 +14,92 @@
 //!   thread waits for them.
 //! - Z3. A sync on a frozen mount need not wait: everything written before is durable. Only stores
 //!   through maps continue, in memory; a sync that finds some waits for the thaw.
+//! - Z4. Only who has the [turn](Stage) closes the gate: a freeze, or the end of the mount. So an
+//!   end that has begun is never met by a freeze half way, and happens once.
 
 use std::cell::Cell;
 use std::ptr;
 
 use extant_base::sabotage;
-use extant_sync::{Gate, Lane, Mutex, Rank, check_may_wait};
+use extant_sync::{Condvar, Gate, Lane, Mutex, Rank, check_may_wait};
 
 thread_local! {
     /// The gate that this thread has entered.
     static INSIDE: Cell<*const Gate> = const { Cell::new(ptr::null()) };
 }
 
+/// Whose turn it is to close the gate.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// Nobody's: changes go on.
+    Open,
+    /// That of a freeze, until its thaw.
+    Freeze,
+    /// That of a thread that ends the mount.
+    End,
+    /// The mount has ended, and nothing may be written for it again: another one may have the
+    /// device by now.
+    Ended,
+}
+
 /// The gate that changes pass through.
 pub(crate) struct FreezeGate {
     gate: Gate,
+    stage: Mutex<Stage>,
+    /// Signals that a thread that was to end the mount has done so, or failed.
+    end_returned: Condvar,
     /// A lock with the rank of waiting for a thaw, taken only to check the order of locks.
     probe: Mutex<()>,
 }
 
 impl Default for FreezeGate {
     fn default() -> FreezeGate {
-        FreezeGate { gate: Gate::default(), probe: Mutex::new(Rank::Freeze, ()) }
+        FreezeGate {
+            gate: Gate::default(),
+            stage: Mutex::new(Rank::Leaf, Stage::Open),
+            end_returned: Condvar::new(),
+            probe: Mutex::new(Rank::Freeze, ()),
+        }
+    }
+}
+
+/// Obstacles to a freeze.
+pub(crate) enum NotFrozen {
+    /// Another freeze has the mount.
+    Frozen,
+    /// The mount has ended.
+    Ended,
+}
+
+/// Refusal of an end: the mount is frozen.
+pub(crate) struct NotEnded;
+
+/// The turn of a thread that ends the mount. Without [`done`](Self::done) the mount goes on when
+/// it is dropped.
+#[must_use]
+pub(crate) struct EndTurn<'w> {
+    gate: &'w FreezeGate,
+    becomes: Stage,
+}
+
+impl EndTurn<'_> {
+    /// Closes the gate until this is dropped, waits until no thread is inside, and enters alone.
+    /// The caller is not inside.
+    pub(crate) fn close(&self) -> Inside<'_> {
+        self.gate.close()
+    }
+
+    /// Says that the mount has ended.
+    pub(crate) fn done(mut self) {
+        self.becomes = Stage::Ended;
+    }
+}
+
+impl Drop for EndTurn<'_> {
+    fn drop(&mut self) {
+        self.gate.gate.open();
+        *self.gate.stage.lock() = self.becomes;
+        self.gate.end_returned.notify_all();
     }
 }
 
@@ -94,16 +158,60 @@ impl FreezeGate {
         }
     }
 
-    /// Closes the gate, waits until no thread is inside, and enters alone. `None` when it is closed
-    /// already. The caller is not inside.
-    pub(crate) fn try_close(&self) -> Option<Inside<'_>> {
-        check_may_wait("those who change something");
-        self.gate.try_close().then(|| Inside::new(&self.gate, None))
+    /// Takes the turn of a freeze, closes the gate until [`thaw`](Self::thaw), waits until no thread
+    /// is inside, and enters alone. Waits for a thread that ends the mount. The caller is not inside.
+    pub(crate) fn freeze(&self) -> Result<Inside<'_>, NotFrozen> {
+        match self.take_turn(Stage::Freeze) {
+            Stage::Open => Ok(self.close()),
+            Stage::Ended => Err(NotFrozen::Ended),
+            Stage::Freeze | Stage::End => Err(NotFrozen::Frozen),
+        }
     }
 
-    /// Opens the gate again.
-    pub(crate) fn open(&self) {
+    /// Opens the gate again, and gives the turn of a freeze back.
+    pub(crate) fn thaw(&self) {
         self.gate.open();
+        *self.stage.lock() = Stage::Open;
+    }
+
+    /// Takes the turn of the end of the mount, while the gate stays open. Waits for another thread
+    /// that ends it. `None` when it has ended.
+    ///
+    /// # Errors
+    ///
+    /// [`NotEnded`] while the mount is frozen. The caller is not inside.
+    pub(crate) fn begin_end(&self) -> Result<Option<EndTurn<'_>>, NotEnded> {
+        match self.take_turn(Stage::End) {
+            Stage::Open => Ok(Some(EndTurn { gate: self, becomes: Stage::Open })),
+            Stage::Ended => Ok(None),
+            Stage::Freeze | Stage::End => Err(NotEnded),
+        }
+    }
+
+    /// Takes a turn if the stage is open, and returns what it was; waits while the mount ends.
+    fn take_turn(&self, turn: Stage) -> Stage {
+        let mut stage = self.stage.lock();
+        if *stage == Stage::End {
+            drop(stage);
+            check_may_wait("who ends the mount");
+            stage = self.stage.lock();
+        }
+        while *stage == Stage::End {
+            self.end_returned.wait(&mut stage);
+        }
+        let was = *stage;
+        if was == Stage::Open {
+            *stage = turn;
+        }
+        was
+    }
+
+    /// Closes the gate for whose turn it is (Z4), waits until no thread is inside, and enters alone.
+    fn close(&self) -> Inside<'_> {
+        check_may_wait("those who change something");
+        let closed = self.gate.try_close();
+        debug_assert!(closed, "the gate was closed by somebody who did not have the turn");
+        Inside::new(&self.gate, None)
     }
 
     /// Returns whether this thread has entered.

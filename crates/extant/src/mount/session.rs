@@ -5,7 +5,7 @@ use extant_jbd2::{FastCommitOverlay, JournalError};
 
 use crate::error::{FsError, Result};
 use crate::fc_apply;
-use crate::freeze_gate::{FreezeGate, Inside};
+use crate::freeze_gate::NotEnded;
 use crate::fs::Fs;
 use crate::orphan::OrphanSummary;
 use crate::progress::Observer;
@@ -19,25 +19,6 @@ const REST_TRIES: u32 = 10;
 enum Resting {
     Journal(JournalError),
     File(FsError),
-}
-
-/// The thread that ends a mount, alone inside the gate for changes.
-struct Alone<'w> {
-    gate: &'w FreezeGate,
-    _inside: Inside<'w>,
-}
-
-impl<'w> Alone<'w> {
-    /// Waits for changes under way; `None` while the mount is frozen.
-    fn enter(gate: &'w FreezeGate) -> Option<Alone<'w>> {
-        gate.try_close().map(|inside| Alone { gate, _inside: inside })
-    }
-}
-
-impl Drop for Alone<'_> {
-    fn drop(&mut self) {
-        self.gate.open();
-    }
 }
 
 impl From<JournalError> for Resting {
@@ -142,6 +123,9 @@ impl Fs {
     /// cannot change anything afterwards. Files without names are deleted, also those that have
     /// handles; those that are [mapped](crate::Inode::map_shared) are left to the next mount.
     ///
+    /// Of several calls one ends the mount; the others wait for it, and have nothing left to do. After
+    /// an error that left something undone (a device that failed), another call tries again.
+    ///
     /// Dropping the last clone without this call writes nothing more: the next mount replays what
     /// was committed.
     ///
@@ -154,11 +138,14 @@ impl Fs {
     /// [`sync`](Self::sync) first, which keeps them.
     pub fn unmount(self) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
-        let inside = writer.try_enter().ok_or(FsError::Frozen)?;
+        // Whoever comes second finds it ended: the device may be another mount's by then.
+        let Some(turn) = writer.freeze_gate().begin_end().map_err(|NotEnded| FsError::Frozen)?
+        else {
+            return Ok(());
+        };
         writer.stop_background();
-        drop(inside);
         // What returned before this is stored; what comes later is refused, once the gate is open.
-        let _alone = Alone::enter(writer.freeze_gate()).ok_or(FsError::Frozen)?;
+        let alone = turn.close();
         writer.overwrites().settle();
         while self.reclaim() {}
         let flushed = self.flush_files();
@@ -177,6 +164,10 @@ impl Fs {
         let blocks = stats.log_blocks.saturating_add(stats.home_writes);
         let kbytes = (blocks << self.block_size().log2()) >> 10;
         self.end_writing(true, kbytes)?;
+        drop(alone);
+        if !sabotage("extant.unmount.ends-twice") {
+            turn.done();
+        }
         log::info!("{}: unmounted", self.device().describe());
         flushed
     }

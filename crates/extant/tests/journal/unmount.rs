@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use extant::{ErrorCode, Fs, FsError, MountOptions, NewInode, XattrMode};
-use extant_block::{MemoryDevice, SharedDevice};
+use extant_block::{BlockDevice as _, MemoryDevice, SharedDevice};
 use extant_sync::threads;
 use extant_testkit::oracle::{dumpe2fs, e2fsck, mke2fs};
 use extant_testkit::{image, require, tempdir};
@@ -145,6 +145,108 @@ fn what_was_written_beside_the_end_of_a_mount_is_stored_or_was_refused() {
             }
             again.unmount().unwrap();
         }
+        Ok::<(), String>(())
+    };
+    require!(run());
+}
+
+#[test]
+fn a_mount_that_has_ended_is_not_ended_again_below_another_mount() {
+    let run = || {
+        let device = fresh(&[])?;
+        let fs = mount(&device);
+        fs.clone().unmount().unwrap();
+        let again = mount(&device);
+        again.write("/kept", "kept").unwrap();
+        again.sync().unwrap();
+        let bytes = || {
+            let mut bytes = vec![0; 32 << 20];
+            device.read_at(0, &mut bytes).unwrap();
+            bytes
+        };
+        let before = bytes();
+        fs.unmount().unwrap();
+        let untouched = bytes() == before;
+        // A power cut. Of an image that is marked clean Linux wipes the journal, which `again` needs.
+        let cut = Arc::new(device.snapshot());
+        let after = mount(&cut);
+        assert_eq!(after.read("/kept").unwrap(), b"kept");
+        after.unmount().unwrap();
+        free(&cut)?;
+        assert!(untouched, "the second end wrote to the device");
+        drop(again);
+        Ok::<(), String>(())
+    };
+    require!(run());
+}
+
+#[test]
+fn who_ends_a_mount_beside_another_waits_until_it_has_ended() {
+    let run = || {
+        for _ in 0..20 {
+            let device = fresh(&[])?;
+            let fs = mount(&device);
+            fs.write("/file", [1; 300_000]).unwrap();
+            threads::scope(|scope| {
+                for _ in 0..4 {
+                    let fs = fs.clone();
+                    let end = || {
+                        fs.unmount().unwrap();
+                        free(&device)
+                    };
+                    scope.spawn("unmount", end).unwrap();
+                }
+            })
+            .unwrap();
+            drop(fs);
+            let again = mount(&device);
+            assert_eq!(again.read("/file").unwrap(), [1; 300_000]);
+            again.unmount().unwrap();
+        }
+        Ok::<(), String>(())
+    };
+    require!(run());
+}
+
+#[test]
+fn beside_a_freeze_a_mount_ends_whole_or_goes_on() {
+    let run = || {
+        let (mut ended, mut refused) = (0, 0);
+        for _ in 0..30 {
+            let device = fresh(&[])?;
+            let fs = mount(&device);
+            fs.write("/file", "1").unwrap();
+            threads::scope(|scope| {
+                let other = fs.clone();
+                let freezes = move || {
+                    loop {
+                        match other.freeze() {
+                            Ok(frozen) => frozen.thaw(),
+                            Err(error) => return error.code(),
+                        }
+                        // Leaves the others a moment.
+                        for _ in 0..20 {
+                            other.read("/file").unwrap();
+                        }
+                    }
+                };
+                let freezes = scope.spawn("freeze", freezes).unwrap();
+                loop {
+                    match fs.clone().unmount() {
+                        Ok(()) => break,
+                        Err(error) => assert_eq!(error.code(), ErrorCode::Frozen),
+                    }
+                    refused += 1;
+                    // With nothing done: it goes on.
+                    fs.write("/file", "2").unwrap();
+                }
+                ended += 1;
+                // The freezes end by the end, and by nothing else.
+                assert_eq!(freezes.join().unwrap(), ErrorCode::ReadOnly);
+            })
+            .unwrap();
+        }
+        println!("{ended} ends, {refused} refusals");
         Ok::<(), String>(())
     };
     require!(run());
