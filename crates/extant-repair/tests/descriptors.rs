@@ -146,6 +146,55 @@ impl Ask for UntilHint {
     }
 }
 
+/// Small images with tables where mke2fs does not put them by default, by the options that they are made with and the
+/// words of tune2fs that follow.
+const ELSEWHERE: [(&str, &[&str], &[&str]); 5] = [
+    ("moved by larger inodes", &["-text4", "-O^flex_bg", "-I128", "-g2048"], &["-I", "256"]),
+    ("moved by larger inodes, without checksums", &["-text3", "-I128", "-g2048"], &["-I", "256"]),
+    ("packed", &["-text4", "-g1024", "-Epacked_meta_blocks=1"], &[]),
+    (
+        "packed, without checksums",
+        &["-text4", "-O^metadata_csum", "-g1024", "-Epacked_meta_blocks=1"],
+        &[],
+    ),
+    ("flex groups of 1024 groups", &["-text4", "-g1024", "-G2048"], &[]),
+];
+
+#[test]
+fn a_table_is_found_by_its_inodes_where_neither_a_backup_nor_mke2fs_says() {
+    let dir = tempdir().unwrap();
+    let mut images = vec![("one moved", require!(with_a_table_elsewhere(dir.path())))];
+    let source = dir.path().join("source").display().to_string();
+    for (what, words, tune) in ELSEWHERE {
+        let path = dir.path().join("one.img");
+        let words = [words, &["-b1024", "-N1024", "-d", &source]].concat();
+        require!(oracle::mke2fs(&path, "16M", &words));
+        if !tune.is_empty() {
+            let image = path.display().to_string();
+            require!(oracle::Tool::find("tune2fs")).run([tune, &[&image]].concat());
+            require!(oracle::e2fsck_as(&path, "-fy", &[]));
+        }
+        images.push((what, extant_testkit::image::load(&path)));
+        std::fs::remove_file(&path).unwrap();
+    }
+    for (what, good) in images {
+        let before = seen(&good);
+        assert!(before.len() > 200, "{what}");
+        assert!(repaired(&good.snapshot()).unwrap().findings.is_empty(), "{what}");
+        let groups = superblock(&good).group_count;
+        for (from, to) in [(3, 4), (0, groups)] {
+            let device = good.snapshot();
+            wipe(&device, from, to, true);
+            let outcome = repaired(&device).unwrap();
+            let what = format!("{what}, groups {from} to {to}: {:#?}", outcome.findings);
+            assert!(outcome.is_clean, "{what}");
+            assert_eq!(losses(&before, &device), Vec::<String>::new(), "{what}");
+            assert_eq!(problems(&device), Vec::<String>::new(), "{what}");
+            assert_eq!(require!(e2fsck(&device, dir.path(), false)), "", "{what}");
+        }
+    }
+}
+
 #[test]
 fn who_would_lose_a_table_that_is_not_found_hears_of_salvage_before_anything_is_written() {
     let dir = tempdir().unwrap();
@@ -155,6 +204,8 @@ fn who_would_lose_a_table_that_is_not_found_hears_of_salvage_before_anything_is_
     assert!(repaired(&good.snapshot()).unwrap().findings.is_empty());
     let device = good.snapshot();
     wipe(&device, 3, 4, true);
+    // What the table is written over with is nothing that a table could be.
+    device.write_at((1 + 4 * 1024 - 16) * 1024, &[b'y'; 16 << 10]).unwrap();
     let mut asked = UntilHint(Vec::new());
     let shared = Arc::new(device.snapshot());
     let stopped = repair(shared, &RepairOptions { now: NOW }, &mut asked).unwrap();
