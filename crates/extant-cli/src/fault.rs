@@ -240,6 +240,7 @@ impl From<SourceError> for Failure {
             SourceError::Archive { archive, .. } | SourceError::NotTar { archive, .. } => {
                 Some(archive.clone())
             }
+            SourceError::Addition { host, .. } => Some(host.clone()),
             SourceError::Image(error) => Some(error.place.clone()),
             _ => None,
         };

@@ -45,6 +45,6 @@ pub use heads::{GroupHead, Heads};
 pub use placed::{mke2fs_geometry, table_score};
 pub use search::TableSearch;
 pub use sizes::{
-    JOURNAL_BLOCKS_MAX, JOURNAL_BLOCKS_MIN, default_fast_commit_blocks, default_journal_blocks,
-    default_orphan_file_blocks,
+    JOURNAL_BLOCKS_MAX, JOURNAL_BLOCKS_MIN, ORPHAN_FILE_BLOCKS_MAX, default_fast_commit_blocks,
+    default_journal_blocks, default_orphan_file_blocks,
 };

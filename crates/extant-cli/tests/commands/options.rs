@@ -131,6 +131,7 @@ fn an_option_without_its_feature_is_refused() {
         (&["-E", "mmp_update_interval=7"], "mmp"),
         (&["-E", "encoding_flags=strict"], "casefold"),
         (&["-O", "^orphan_file", "-E", "orphan_file_size=40b"], "orphan_file"),
+        (&["-O", "orphan_file", "-E", "orphan_file_size=513b"], "1..=512; Linux mounts none"),
         (&["-J", "fast_commit_size=2"], "fast_commit"),
         (&["-C", "16384"], "bigalloc"),
         (&["-G", "3"], "power of two"),
