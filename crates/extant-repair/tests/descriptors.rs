@@ -66,6 +66,37 @@ fn files_are_kept_of_groups_whose_descriptors_are_gone_with_all_copies() {
     }
 }
 
+#[test]
+fn the_only_superblock_loses_nothing_by_a_field_that_follows_from_others() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("one.img");
+    let source = dir.path().join("few");
+    std::fs::create_dir_all(source.join("d")).unwrap();
+    std::fs::write(source.join("d/file"), "contents").unwrap();
+    // One group: there is no backup.
+    let words = ["-text4", "-b1024", "-Jsize=1", "-d", &source.display().to_string()];
+    require!(oracle::mke2fs(&path, "8M", &words));
+    let good = extant_testkit::image::load(&path);
+    let before = seen(&good);
+    let places: [(u64, &[u8]); 4] = [
+        (0x174, &[164]),
+        // The UUID and the number of an external journal, beside the inode of the one inside.
+        (0xd0, &[7; 16]),
+        (0xe4, &[1, 2, 3, 4]),
+        (0xce, &[0xff, 0xff]),
+    ];
+    for (at, bytes) in places {
+        let device = good.snapshot();
+        device.write_at(1024 + at, bytes).unwrap();
+        let outcome = repaired(&device).unwrap();
+        let what = format!("{at:#x}: {:#?}", outcome.findings);
+        assert!(outcome.is_clean && !outcome.findings.is_empty(), "{what}");
+        assert_eq!(losses(&before, &device), Vec::<String>::new(), "{what}");
+        assert_eq!(problems(&device), Vec::<String>::new(), "{what}");
+        assert_eq!(require!(e2fsck(&device, dir.path(), false)), "", "{what}");
+    }
+}
+
 /// `good`, with files that only the log has.
 fn with_a_log(good: &MemoryDevice) -> MemoryDevice {
     let device = Arc::new(good.snapshot());

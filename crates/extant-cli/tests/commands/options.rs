@@ -123,6 +123,18 @@ fn packed_metadata_lies_where_mke2fs_puts_it() {
 }
 
 #[test]
+fn who_knows_another_mkfs_hears_how_force_is_called() {
+    let place = Place::new();
+    place.run(&["mkfs", "-q", "a.img", "8M"]).succeeds();
+    let before = std::fs::read(place.path("a.img")).unwrap();
+    place.run(&["mkfs", "a.img"]).ends_with(7).complains(&["a.img", "ext4"]).hints("--force");
+    place.run(&["mkfs", "-f", "a.img"]).ends_with(2).hints("-F, or --force, overwrites");
+    assert_eq!(std::fs::read(place.path("a.img")).unwrap(), before);
+    place.run(&["mkfs", "-F", "-L", "new", "a.img"]).succeeds();
+    assert_ne!(std::fs::read(place.path("a.img")).unwrap(), before);
+}
+
+#[test]
 fn an_option_without_its_feature_is_refused() {
     let place = Place::new();
     for (options, word) in [

@@ -71,6 +71,26 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
 }
 
 #[test]
+fn a_disk_with_partitions_is_called_one_and_its_partitions_are_named() {
+    let place = Place::with_image();
+    place.run(&["build", "disk.img", "-q", "--from", "source", "--gpt"]).succeeds();
+    for words in [
+        &["resize", "disk.img", "+8M"][..],
+        &["resize", "--plan", "disk.img", "+8M"],
+        &["tune", "-O", "^huge_file", "disk.img"],
+        &["tune", "-n", "-O", "^huge_file", "disk.img"],
+    ] {
+        place
+            .run(words)
+            .ends_with(4)
+            .complains(&["disk.img: this is a disk with partitions"])
+            .hints("--partition 1");
+    }
+    place.run(&["tune", "-O", "^huge_file", "--partition", "1", "disk.img"]).succeeds();
+    place.run(&["check", "--partition", "1", "disk.img"]).succeeds();
+}
+
+#[test]
 fn an_image_file_becomes_shorter_with_its_file_system() {
     let place = Place::new();
     image(&place);
