@@ -462,6 +462,14 @@ pub(crate) fn of_change(error: &ChangeError, name: &str) -> (Exit, Option<String
         {
             (Exit::Image, Some(format!("{name} is empty, or too short to hold a file system")))
         }
+        // The log is marked as stopped then, which a repair takes away.
+        ChangeError::JournalFull(_) => (
+            Exit::NoSpace,
+            Some(format!(
+                "make room on the disk that holds the image, run extant repair {name}, and try again; the image is as \
+                 it was, or as it was to be"
+            )),
+        ),
         ChangeError::Device(error) if error.is_full() => (
             Exit::NoSpace,
             Some(format!(

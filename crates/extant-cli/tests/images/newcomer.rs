@@ -30,7 +30,9 @@ fn as_user(place: &Place, args: &[&str]) -> Option<Ran> {
     let copy = tempfile::tempdir().unwrap();
     std::fs::set_permissions(copy.path(), mode(0o755)).unwrap();
     let program = copy.path().join("extant");
-    std::fs::copy(support::EXTANT, &program).unwrap();
+    // By another process: what this one has open for writing, a child of another test may keep open as this is run.
+    let copied = std::process::Command::new("cp").arg(support::EXTANT).arg(&program).status();
+    assert!(copied.unwrap().success());
     let mut command = std::process::Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(program).args(args);
     let Ok(output) = command.current_dir(place.0.path()).output() else {
