@@ -9,7 +9,6 @@ use alloc::vec::Vec;
 use core::ops::Range;
 
 use extant_base::{FileBlock, GroupIndex, Ino};
-use extant_format::extent::Node;
 use extant_format::features::Incompat;
 use extant_format::inode::{Inode, InodeFlags, InodeLayout, LINKS_MAX};
 use extant_format::record::{self, Record};
@@ -229,7 +228,7 @@ fn first_of(record: &Record) -> Option<u64> {
     if !record.has(InodeFlags::EXTENTS) {
         return Some(u64::from(record::u32_at(&area, 0))).filter(|block| *block != 0);
     }
-    let extent = Node::decode_root(&area).ok()?.find(FileBlock(0))?;
+    let extent = extant_format::extent::Node::decode_root(&area).ok()?.find(FileBlock(0))?;
     extent.device_block(FileBlock(0)).map(|block| block.0)
 }
 
