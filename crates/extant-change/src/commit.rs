@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
 use extant_base::{FsBlock, Ino, sabotage};
-use extant_block::{BlockDevice, SharedDevice};
+use extant_block::{BlockDevice, DeviceError, SharedDevice};
 use extant_format::extent::ExtentState;
 use extant_format::features::{Compat, Feature, Incompat, State};
 use extant_format::jbd2::JournalIncompat;
@@ -79,15 +79,20 @@ impl JournalBlock for Changed {
 /// Keeps the causes of an error of the journal, which say what the device met.
 fn journal_error(error: impl std::error::Error + 'static) -> ChangeError {
     let mut text = error.to_string();
+    let mut is_full = false;
     let mut cause = error.source();
     while let Some(next) = cause {
         let said = next.to_string();
         if !text.contains(&said) {
             text = format!("{text}: {said}");
         }
+        is_full |= next.downcast_ref::<DeviceError>().is_some_and(DeviceError::is_full)
+            || next
+                .downcast_ref::<std::io::Error>()
+                .is_some_and(|error| error.kind() == std::io::ErrorKind::StorageFull);
         cause = next.source();
     }
-    ChangeError::Journal(text)
+    if is_full { ChangeError::JournalFull(text) } else { ChangeError::Journal(text) }
 }
 
 /// Bytes of one write at most, and a block more.

@@ -47,6 +47,9 @@ pub enum ChangeError {
     /// The journal failed.
     #[error("the journal failed: {0}")]
     Journal(String),
+    /// The journal failed because its device, or the disk under it, is full.
+    #[error("the journal failed: {0}")]
+    JournalFull(String),
 }
 
 impl ChangeError {

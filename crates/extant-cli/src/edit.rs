@@ -43,6 +43,11 @@ pub(crate) struct EditArgs {
 }
 
 impl EditArgs {
+    /// The image is the whole file.
+    pub(crate) fn is_all(&self) -> bool {
+        self.offset.is_none() && self.partition.is_none()
+    }
+
     /// Opens what the image in `file` is on, for changes of its structures.
     pub(crate) fn device(&self, file: &Path) -> Result<SharedDevice> {
         let name = escape(file.as_os_str().as_bytes());

@@ -107,6 +107,9 @@ impl From<FsError> for Failure {
             FsError::DeviceFull(_) => {
                 Some("make room there and try again; what was stored before is kept")
             }
+            FsError::NotSupported { what, .. } if what.ends_with("the feature encrypt") => {
+                Some("extant tune -O encrypt IMG gives the file system the feature")
+            }
             FsError::Unsupported { .. } => Some("a newer version of extant may know the feature"),
             _ => None,
         };
@@ -119,6 +122,15 @@ impl From<FsError> for Failure {
 impl From<OpenError> for Failure {
     fn from(error: OpenError) -> Failure {
         let exit = match &error {
+            // As of an image in a cluster: nothing failed, it is protected.
+            OpenError::Io { source, .. }
+                if matches!(
+                    source.kind(),
+                    std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::ReadOnlyFilesystem
+                ) =>
+            {
+                Exit::Refused
+            }
             OpenError::Io { source, .. } => io_exit(source),
             OpenError::NotADevice { .. } => Exit::Usage,
             OpenError::Locked { .. } | OpenError::Busy { .. } => Exit::Refused,
@@ -240,6 +252,7 @@ impl From<SourceError> for Failure {
             SourceError::Archive { archive, .. } | SourceError::NotTar { archive, .. } => {
                 Some(archive.clone())
             }
+            SourceError::Addition { host, .. } => Some(host.clone()),
             SourceError::Image(error) => Some(error.place.clone()),
             _ => None,
         };

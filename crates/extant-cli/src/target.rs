@@ -34,6 +34,9 @@ pub(crate) struct TargetSet {
     /// Overwrite what looks like a file system or a partition table
     #[arg(long, short = 'F')]
     pub(crate) force: bool,
+    /// Tells who knows other programs of the option that is meant
+    #[arg(short = 'f', hide = true)]
+    other_force: bool,
     /// The file system begins that many bytes into OUT, which must exist
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub(crate) offset: Option<u64>,
@@ -135,6 +138,10 @@ impl TargetSet {
 
     /// Looks at the output, and refuses what must not be overwritten.
     pub(crate) fn look_at(&self, out: &OsStr) -> Result<Target> {
+        if self.other_force {
+            return Err(Failure::usage("-f is an option of mkfs for other file systems")
+                .hint("-F, or --force, overwrites what looks like a file system, as with mke2fs"));
+        }
         let path = PathBuf::from(out);
         if is_address(&path) {
             let name = escape(path.as_os_str().as_bytes());

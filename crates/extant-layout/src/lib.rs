@@ -17,8 +17,8 @@
 //! of every group (superblock, descriptors, blocks reserved for more) for a file system that exists
 //! ([`Heads::of`] a superblock) and for one that is being made ([`Geometry::heads`]).
 //! [`Geometry`] adds bitmaps and inode tables, placed as mke2fs places them. [`Shape`] and
-//! [`NewGroups`] are what a file system becomes that gets another size. [`mke2fs_geometry`] and
-//! [`table_score`] are for who has lost the descriptors of one.
+//! [`NewGroups`] are what a file system becomes that gets another size. [`mke2fs_geometry`],
+//! [`table_score`] and [`TableSearch`] are for who has lost the descriptors of one.
 //!
 //! # Source
 //!
@@ -35,6 +35,7 @@ mod geometry;
 mod grown;
 mod heads;
 mod placed;
+mod search;
 mod sizes;
 pub mod support;
 
@@ -42,7 +43,8 @@ pub use geometry::{FixedRuns, Geometry, GroupLayout, Groups, JournalGeometry, No
 pub use grown::{NewGroup, NewGroups, Shape, blocks_max, share_of};
 pub use heads::{GroupHead, Heads};
 pub use placed::{mke2fs_geometry, table_score};
+pub use search::TableSearch;
 pub use sizes::{
-    JOURNAL_BLOCKS_MAX, JOURNAL_BLOCKS_MIN, default_fast_commit_blocks, default_journal_blocks,
-    default_orphan_file_blocks,
+    JOURNAL_BLOCKS_MAX, JOURNAL_BLOCKS_MIN, ORPHAN_FILE_BLOCKS_MAX, default_fast_commit_blocks,
+    default_journal_blocks, default_orphan_file_blocks,
 };

@@ -8,8 +8,8 @@ pub const JOURNAL_BLOCKS_MIN: u32 = 1024;
 pub const JOURNAL_BLOCKS_MAX: u32 = 10_240_000;
 /// Fewest blocks of an orphan file.
 const ORPHAN_FILE_BLOCKS_MIN: u64 = 32;
-/// Most blocks of an orphan file by default.
-const ORPHAN_FILE_BLOCKS_DEFAULT_MAX: u64 = 512;
+/// Most blocks of an orphan file that Linux opens, from 6.18 on.
+pub const ORPHAN_FILE_BLOCKS_MAX: u64 = 512;
 /// Largest orphan file by default, in bytes; only blocks over 4 KiB get there.
 const ORPHAN_FILE_BYTES_DEFAULT_MAX: u64 = 2 << 20;
 
@@ -43,6 +43,6 @@ pub fn default_fast_commit_blocks(log: u32) -> u32 {
 /// Blocks of the orphan file of a file system of `blocks` blocks, by default.
 #[must_use]
 pub fn default_orphan_file_blocks(blocks: u64, block_size: BlockSize) -> u64 {
-    let by_size = (blocks / 4096).clamp(ORPHAN_FILE_BLOCKS_MIN, ORPHAN_FILE_BLOCKS_DEFAULT_MAX);
+    let by_size = (blocks / 4096).clamp(ORPHAN_FILE_BLOCKS_MIN, ORPHAN_FILE_BLOCKS_MAX);
     by_size.min(ORPHAN_FILE_BYTES_DEFAULT_MAX >> block_size.log2())
 }

@@ -1,4 +1,5 @@
-//! Group descriptors: from backups, or as mke2fs places things, and other places for what lies where it cannot.
+//! Group descriptors: from backups, as mke2fs places things, or by the inodes found, and other places for what lies where
+//! it cannot.
 
 use std::collections::BTreeSet;
 
@@ -67,7 +68,7 @@ struct Better {
 }
 
 /// Gives the groups that these problems are about the places that their backups name, or else those where mke2fs would
-/// have put things and an inode table is. Returns whether that changed any: then nothing else is to be moved before
+/// have put things and an inode table is, or else the table that is found by its inodes. Returns whether that changed any: then nothing else is to be moved before
 /// everything was examined again. What is free was found out by the wrong places, and what overlaps too.
 pub(crate) fn renew(state: &mut State, problems: &[Problem]) -> Fixed<bool> {
     let named: BTreeSet<u32> = problems.iter().filter_map(misplaced).collect();
@@ -119,7 +120,29 @@ fn better(state: &State, group: u32, geometry: Option<&Geometry>) -> Fixed<Optio
     if let Some(descriptor) = from_backup(state, group)? {
         return Ok(Some(Better { descriptor, is_backup: true }));
     }
-    Ok(computed(state, group, geometry)?.map(|descriptor| Better { descriptor, is_backup: false }))
+    let found = match computed(state, group, geometry)? {
+        Some(descriptor) => Some(descriptor),
+        None => searched(state, group)?,
+    };
+    Ok(found.map(|descriptor| Better { descriptor, is_backup: false }))
+}
+
+/// Returns the descriptor of a group with the place where its inodes were found, if there are none where the group has
+/// its table now. Bitmaps stay where they are: they are computed, and moved if they lie over something.
+fn searched(state: &State, group: u32) -> Fixed<Option<GroupDescriptor>> {
+    let own = state.group(group)?;
+    if score(state, group, own.inode_table.0) > 0 || sabotage("repair.descriptors.not-searched") {
+        return Ok(None);
+    }
+    let found =
+        state.tables.borrow_mut().find(&state.sb, GroupIndex(group), &mut |block, bytes| {
+            state.draft.read_at(block.saturating_mul(bytes.len() as u64), bytes).is_ok()
+        });
+    Ok(found.map(|start| {
+        let mut descriptor = own;
+        descriptor.inode_table = FsBlock(start);
+        descriptor
+    }))
 }
 
 /// Returns the descriptor of a group with the places that mke2fs gives it, if there is an inode table rather than
@@ -153,7 +176,7 @@ fn computed(
 }
 
 /// Says that the inode table of a group is nowhere, if that is so: neither where the group has it, nor where a backup or
-/// the way of mke2fs says. Then the group gets an empty one.
+/// the way of mke2fs says, nor elsewhere in its flex group. Then the group gets an empty one.
 pub(crate) fn lost_table(state: &State, group: u32) -> Option<String> {
     let own = state.group(group).ok()?;
     if score(state, group, own.inode_table.0) >= 0 {
@@ -162,8 +185,8 @@ pub(crate) fn lost_table(state: &State, group: u32) -> Option<String> {
     let geometry = mke2fs_geometry(&state.sb);
     better(state, group, geometry.as_ref()).ok()?.is_none().then(|| {
         format!(
-            "the inode table of group {group} is neither where a backup says nor where mke2fs puts it: the group \
-             gets an empty one, and what leads to its {} inodes is taken out; extant salvage, before that, copies \
+            "the inode table of group {group} is neither where a backup says, nor where mke2fs puts it, nor \
+             elsewhere in its group: the group gets an empty one, and what leads to its {} inodes is taken out; extant salvage, before that, copies \
              what can be read, and names what cannot",
             state.sb.inodes_per_group
         )

@@ -1,5 +1,6 @@
 //! The image in the middle of a repair: what a round knows, and the ways to change the draft.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 
 use extant_base::{BlockCount, FileBlock, FsBlock, GroupIndex, Ino};
@@ -14,7 +15,7 @@ use extant_format::group::{GroupChecksum, GroupDescriptor, GroupFlags};
 use extant_format::htree::IndexLayout;
 use extant_format::inode::{Inode, InodeFlags, InodeLayout};
 use extant_format::superblock::{SUPERBLOCK_OFFSET, Superblock};
-use extant_layout::Heads;
+use extant_layout::{Heads, TableSearch};
 
 use crate::draft::Draft;
 use crate::error::{Fixed, Trouble};
@@ -37,6 +38,8 @@ pub(crate) struct State {
     pub(crate) new_inodes: Vec<Ino>,
     /// Seconds since 1970.
     pub(crate) now: u32,
+    /// Remembers what the search for one group's table has read, for the next group.
+    pub(crate) tables: RefCell<TableSearch>,
 }
 
 impl State {
@@ -68,6 +71,7 @@ impl State {
             sb,
             exam,
             now,
+            tables: RefCell::default(),
         };
         state.read_descriptors()?;
         for group in 0..state.sb.group_count {

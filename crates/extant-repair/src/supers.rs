@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use extant_base::{FsBlock, GroupIndex};
+use extant_base::{FsBlock, GroupIndex, Ino};
 use extant_block::BlockDevice;
-use extant_format::features::{Features, Incompat};
+use extant_format::features::{Compat, Features, Incompat};
 use extant_format::group::{GroupChecksum, GroupDescriptor};
 use extant_format::superblock::{
     MAGIC, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock, SuperblockError,
@@ -202,7 +202,20 @@ fn patched(
 ) -> Result<Superblock, SuperblockError> {
     for _attempt in 0..8 {
         let error = match Superblock::decode_unverified(bytes) {
-            Ok(sb) => return Ok(sb),
+            Ok(sb) => {
+                let is_inside = sb.features.has_compat(Compat::HAS_JOURNAL)
+                    && sb.journal_inode == Ino::JOURNAL
+                    && (sb.journal_uuid != [0; 16] || sb.journal_device != 0);
+                if !is_inside {
+                    return Ok(sb);
+                }
+                // Linux mounts nothing that has both, and e2fsck looks for the other device.
+                put(bytes, 0xd0, &[0; 16]);
+                put(bytes, 0xe4, &[0; 4]);
+                let text = "the journal is inode 8, and a device with another is named";
+                notes.push(("superblock", text.to_owned()));
+                continue;
+            }
             Err(error) => error,
         };
         match &error {
@@ -222,6 +235,12 @@ fn patched(
                     "s_reserved_gdt_blocks" => 0xce,
                     "s_min_extra_isize" => 0x15c,
                     "s_want_extra_isize" => 0x15e,
+                    "s_log_groups_per_flex" => {
+                        // Nothing follows from it but where new things go: what mke2fs chooses.
+                        put(bytes, 0x174, &[4]);
+                        notes.push(("superblock", error.to_string()));
+                        continue;
+                    }
                     _ => return Err(error),
                 };
                 let width = if matches!(at, 0xce | 0x15c | 0x15e) { 2 } else { 4 };

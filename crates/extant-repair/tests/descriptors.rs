@@ -66,6 +66,37 @@ fn files_are_kept_of_groups_whose_descriptors_are_gone_with_all_copies() {
     }
 }
 
+#[test]
+fn the_only_superblock_loses_nothing_by_a_field_that_follows_from_others() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("one.img");
+    let source = dir.path().join("few");
+    std::fs::create_dir_all(source.join("d")).unwrap();
+    std::fs::write(source.join("d/file"), "contents").unwrap();
+    // One group: there is no backup.
+    let words = ["-text4", "-b1024", "-Jsize=1", "-d", &source.display().to_string()];
+    require!(oracle::mke2fs(&path, "8M", &words));
+    let good = extant_testkit::image::load(&path);
+    let before = seen(&good);
+    let places: [(u64, &[u8]); 4] = [
+        (0x174, &[164]),
+        // The UUID and the number of an external journal, beside the inode of the one inside.
+        (0xd0, &[7; 16]),
+        (0xe4, &[1, 2, 3, 4]),
+        (0xce, &[0xff, 0xff]),
+    ];
+    for (at, bytes) in places {
+        let device = good.snapshot();
+        device.write_at(1024 + at, bytes).unwrap();
+        let outcome = repaired(&device).unwrap();
+        let what = format!("{at:#x}: {:#?}", outcome.findings);
+        assert!(outcome.is_clean && !outcome.findings.is_empty(), "{what}");
+        assert_eq!(losses(&before, &device), Vec::<String>::new(), "{what}");
+        assert_eq!(problems(&device), Vec::<String>::new(), "{what}");
+        assert_eq!(require!(e2fsck(&device, dir.path(), false)), "", "{what}");
+    }
+}
+
 /// `good`, with files that only the log has.
 fn with_a_log(good: &MemoryDevice) -> MemoryDevice {
     let device = Arc::new(good.snapshot());
@@ -146,6 +177,55 @@ impl Ask for UntilHint {
     }
 }
 
+/// Small images with tables where mke2fs does not put them by default, by the options that they are made with and the
+/// words of tune2fs that follow.
+const ELSEWHERE: [(&str, &[&str], &[&str]); 5] = [
+    ("moved by larger inodes", &["-text4", "-O^flex_bg", "-I128", "-g2048"], &["-I", "256"]),
+    ("moved by larger inodes, without checksums", &["-text3", "-I128", "-g2048"], &["-I", "256"]),
+    ("packed", &["-text4", "-g1024", "-Epacked_meta_blocks=1"], &[]),
+    (
+        "packed, without checksums",
+        &["-text4", "-O^metadata_csum", "-g1024", "-Epacked_meta_blocks=1"],
+        &[],
+    ),
+    ("flex groups of 1024 groups", &["-text4", "-g1024", "-G2048"], &[]),
+];
+
+#[test]
+fn a_table_is_found_by_its_inodes_where_neither_a_backup_nor_mke2fs_says() {
+    let dir = tempdir().unwrap();
+    let mut images = vec![("one moved", require!(with_a_table_elsewhere(dir.path())))];
+    let source = dir.path().join("source").display().to_string();
+    for (what, words, tune) in ELSEWHERE {
+        let path = dir.path().join("one.img");
+        let words = [words, &["-b1024", "-N1024", "-d", &source]].concat();
+        require!(oracle::mke2fs(&path, "16M", &words));
+        if !tune.is_empty() {
+            let image = path.display().to_string();
+            require!(oracle::Tool::find("tune2fs")).run([tune, &[&image]].concat());
+            require!(oracle::e2fsck_as(&path, "-fy", &[]));
+        }
+        images.push((what, extant_testkit::image::load(&path)));
+        std::fs::remove_file(&path).unwrap();
+    }
+    for (what, good) in images {
+        let before = seen(&good);
+        assert!(before.len() > 200, "{what}");
+        assert!(repaired(&good.snapshot()).unwrap().findings.is_empty(), "{what}");
+        let groups = superblock(&good).group_count;
+        for (from, to) in [(3, 4), (0, groups)] {
+            let device = good.snapshot();
+            wipe(&device, from, to, true);
+            let outcome = repaired(&device).unwrap();
+            let what = format!("{what}, groups {from} to {to}: {:#?}", outcome.findings);
+            assert!(outcome.is_clean, "{what}");
+            assert_eq!(losses(&before, &device), Vec::<String>::new(), "{what}");
+            assert_eq!(problems(&device), Vec::<String>::new(), "{what}");
+            assert_eq!(require!(e2fsck(&device, dir.path(), false)), "", "{what}");
+        }
+    }
+}
+
 #[test]
 fn who_would_lose_a_table_that_is_not_found_hears_of_salvage_before_anything_is_written() {
     let dir = tempdir().unwrap();
@@ -155,6 +235,8 @@ fn who_would_lose_a_table_that_is_not_found_hears_of_salvage_before_anything_is_
     assert!(repaired(&good.snapshot()).unwrap().findings.is_empty());
     let device = good.snapshot();
     wipe(&device, 3, 4, true);
+    // What the table is written over with is nothing that a table could be.
+    device.write_at((1 + 4 * 1024 - 16) * 1024, &[b'y'; 16 << 10]).unwrap();
     let mut asked = UntilHint(Vec::new());
     let shared = Arc::new(device.snapshot());
     let stopped = repair(shared, &RepairOptions { now: NOW }, &mut asked).unwrap();

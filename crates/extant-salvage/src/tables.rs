@@ -1,10 +1,11 @@
-//! Where the inode table of each group is: by its descriptor, a backup of it, or as mke2fs would have placed it.
+//! Where the inode table of each group is: by its descriptor, a backup of it, as mke2fs would have placed it, or by the
+//! inodes found.
 
 use extant_base::GroupIndex;
 use extant_block::BlockDevice;
 use extant_format::group::{GroupChecksum, GroupDescriptor, GroupError, GroupFlags};
 use extant_format::superblock::Superblock;
-use extant_layout::{Heads, mke2fs_geometry, table_score};
+use extant_layout::{Heads, TableSearch, mke2fs_geometry, table_score};
 
 /// Backups of descriptors that are looked at.
 const BACKUPS: usize = 3;
@@ -55,6 +56,7 @@ pub(crate) fn find_tables(device: &dyn BlockDevice, sb: &Superblock, blocks: u64
         groups.map(|group| group.inode_table.start).collect()
     });
     let backups: Vec<GroupIndex> = finder.heads.superblock_groups().skip(1).take(BACKUPS).collect();
+    let mut search = TableSearch::default();
     for group in doubtful {
         let mut candidates = Vec::new();
         for from in std::iter::once(GroupIndex(0)).chain(backups.iter().copied()) {
@@ -66,7 +68,7 @@ pub(crate) fn find_tables(device: &dyn BlockDevice, sb: &Superblock, blocks: u64
             candidates.push((*start, false));
         }
         if let Some(slot) = tables.get_mut(group as usize) {
-            *slot = finder.best(group, &candidates);
+            *slot = finder.best(group, &candidates, &mut search);
         }
     }
     tables
@@ -137,8 +139,8 @@ impl Finder<'_> {
     }
 
     /// Of several places, the one that looks most like a table; of those alike, the first with a right checksum, or
-    /// the first.
-    fn best(&self, group: u32, candidates: &[(u64, bool)]) -> Table {
+    /// the first. Where none looks like one, that which is found by its inodes.
+    fn best(&self, group: u32, candidates: &[(u64, bool)], search: &mut TableSearch) -> Table {
         let mut best: Option<(i64, u64)> = None;
         let mut seen: Vec<u64> = Vec::new();
         for (start, is_sealed) in candidates {
@@ -151,13 +153,20 @@ impl Finder<'_> {
                 best = Some((score, *start));
             }
         }
-        let start = best.map_or(0, |(_, start)| start);
+        let mut start = best.map_or(0, |(_, start)| start);
+        // A right checksum alone is a score of 1.
+        if best.is_none_or(|(score, _)| score <= 1) {
+            let mut read = |block: u64, bytes: &mut [u8]| self.read(block, bytes);
+            start = search.find(self.sb, GroupIndex(group), &mut read).unwrap_or(start);
+        }
         Table { start, inodes: self.sb.inodes_per_group }
     }
 
     fn score(&self, group: u32, start: u64) -> i64 {
-        table_score(self.sb, GroupIndex(group), start, &mut |block, bytes| {
-            self.device.read_at(block.saturating_mul(bytes.len() as u64), bytes).is_ok()
-        })
+        table_score(self.sb, GroupIndex(group), start, &mut |block, bytes| self.read(block, bytes))
+    }
+
+    fn read(&self, block: u64, bytes: &mut [u8]) -> bool {
+        self.device.read_at(block.saturating_mul(bytes.len() as u64), bytes).is_ok()
     }
 }

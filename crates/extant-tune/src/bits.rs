@@ -1,5 +1,6 @@
 //! Features that are a bit of the superblock, with the conditions under which it may be set or cleared.
 
+use extant_base::GroupIndex;
 use extant_change::Image;
 use extant_format::features::{Encoding, Feature};
 use extant_format::inode::InodeFlags;
@@ -156,6 +157,9 @@ fn fewer_backups(work: &mut Work<'_>) -> Result {
         let head = old.head(group).blocks();
         work.space.free_blocks(&work.image, head.start, head.end - head.start);
     }
+    let old = std::mem::replace(&mut work.image.sb, sb);
+    work.space.keep_fixed(&work.image)?;
+    work.image.sb = old;
     work.settle_space()?;
     // Groups that were never written have what the flag and their place say: make it explicit.
     work.image.sb.overhead_clusters = 0;
@@ -172,6 +176,7 @@ pub(crate) fn off(work: &mut Work<'_>) -> Result {
             Feature::VERITY => unused(work, feature, InodeFlags::VERITY)?,
             Feature::EA_INODE => unused(work, feature, InodeFlags::EA_INODE)?,
             Feature::HUGE_FILE => unused(work, feature, InodeFlags::HUGE_FILE)?,
+            Feature::FLEX_BG => at_home(&work.image)?,
             Feature::DIR_INDEX => work.full_dirs.extend(with_flag(&work.image, InodeFlags::INDEX)?),
             _ => {}
         }
@@ -183,6 +188,30 @@ pub(crate) fn off(work: &mut Work<'_>) -> Result {
         work.to_check |= !matches!(feature, Feature::CASEFOLD | Feature::ENCRYPT | Feature::VERITY);
     }
     Ok(work.image.write_superblock()?)
+}
+
+/// Refuses `^flex_bg` where a group has its bitmaps or its table in another.
+fn at_home(image: &Image) -> Result {
+    let (sb, len) = (&image.sb, u64::from(image.sb.inode_table_blocks()));
+    for group in 0..sb.group_count {
+        let descriptor = image.group(group)?;
+        let start = sb.group_first_block(GroupIndex(group)).map_or(0, |block| block.0);
+        let end = start.saturating_add(u64::from(sb.blocks_per_group)).min(sb.blocks_count);
+        for (what, block, len) in [
+            ("block bitmap", descriptor.block_bitmap.0, 1),
+            ("inode bitmap", descriptor.inode_bitmap.0, 1),
+            ("inode table", descriptor.inode_table.0, len),
+        ] {
+            if block < start || block.saturating_add(len) > end {
+                let why = format!(
+                    "the {what} of group {group} is at block {block}, in another group; extant build -O ^flex_bg makes \
+                     a file system without it"
+                );
+                return refuse("^flex_bg", why);
+            }
+        }
+    }
+    Ok(())
 }
 
 fn with_flag(image: &Image, flag: InodeFlags) -> Result<Vec<extant_base::Ino>> {

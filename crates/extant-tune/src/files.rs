@@ -9,8 +9,8 @@ use extant_format::orphan::OrphanBlock;
 use extant_format::quota::{QuotaEntry, QuotaFile, QuotaKind};
 use extant_format::record::{self, Record, put, u32_at};
 use extant_layout::{
-    JOURNAL_BLOCKS_MAX, JOURNAL_BLOCKS_MIN, default_fast_commit_blocks, default_journal_blocks,
-    default_orphan_file_blocks,
+    JOURNAL_BLOCKS_MAX, JOURNAL_BLOCKS_MIN, ORPHAN_FILE_BLOCKS_MAX, default_fast_commit_blocks,
+    default_journal_blocks, default_orphan_file_blocks,
 };
 
 use crate::error::{Result, TuneError, refuse};
@@ -201,7 +201,8 @@ pub(crate) fn orphan_file_on(work: &mut Work<'_>) -> Result {
     let size = work.image.sb.block_size;
     let blocks = default_orphan_file_blocks(work.image.sb.blocks_count, size) as u32;
     let ratio = work.image.sb.cluster_ratio().max(1);
-    let blocks = blocks.next_multiple_of(ratio);
+    // All of the last cluster, but in no file that is larger than Linux opens.
+    let blocks = blocks.next_multiple_of(ratio).min((ORPHAN_FILE_BLOCKS_MAX as u32).max(blocks));
     let ino = work.free_inode()?;
     let extents = work.space.take_file(&work.image, blocks, "orphan_file")?;
     let record = work.new_record(ino)?;

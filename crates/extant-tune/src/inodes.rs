@@ -159,6 +159,7 @@ pub(crate) fn resize(work: &mut Work<'_>) -> Result {
     sb.overhead_clusters = 0;
     // What a group that was never written has in use, follows from the size of its table.
     work.image.sb = sb;
+    work.space.keep_fixed(&work.image)?;
     work.settle_space()?;
     let groups = work.image.sb.group_count;
     work.image.write_descriptors(0..groups)?;

@@ -1,6 +1,6 @@
 //! Free clusters and inodes of a file system in order, by its bitmaps.
 
-use extant_base::{BlockCount, FileBlock, FsBlock, Ino};
+use extant_base::{BlockCount, FileBlock, FsBlock, GroupIndex, Ino};
 use extant_change::{Image, Marks, cluster_of, first_of};
 use extant_format::bitmap::Bitmap;
 use extant_format::extent::{Extent, ExtentState, WRITTEN_LEN_MAX};
@@ -36,7 +36,7 @@ impl Space {
             Some(bitmap) => bitmap,
             None => slot.insert(image.block_bitmap(group)?),
         };
-        let clusters = image.sb.group_clusters(extant_base::GroupIndex(group));
+        let clusters = image.sb.group_clusters(GroupIndex(group));
         let Some(run) = bitmap.view().find_clear_run(0..clusters, len) else { return Ok(None) };
         let run = run.start..run.start.saturating_add(len);
         bitmap.set_range(run.clone());
@@ -121,6 +121,33 @@ impl Space {
         for cluster in cluster_of(&image.sb, start)..=cluster_of(&image.sb, start + len - 1) {
             self.marks.put(&image.sb, cluster, false);
         }
+    }
+
+    /// Takes back the clusters of heads, bitmaps and tables: with `bigalloc` what was given back may share a cluster with
+    /// one of them. `image` has its new places.
+    pub(crate) fn keep_fixed(&mut self, image: &Image) -> Result {
+        if image.sb.cluster_ratio() <= 1 {
+            return Ok(());
+        }
+        let (heads, len) = (image.heads(), u64::from(image.sb.inode_table_blocks()));
+        for group in 0..image.sb.group_count {
+            let (head, descriptor) = (heads.head(GroupIndex(group)).blocks(), image.group(group)?);
+            for (start, len) in [
+                (head.start, head.end.saturating_sub(head.start)),
+                (descriptor.block_bitmap.0, 1),
+                (descriptor.inode_bitmap.0, 1),
+                (descriptor.inode_table.0, len),
+            ] {
+                if len == 0 {
+                    continue;
+                }
+                for cluster in cluster_of(&image.sb, start)..=cluster_of(&image.sb, start + len - 1)
+                {
+                    self.marks.put(&image.sb, cluster, true);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Marks what was taken and given back.

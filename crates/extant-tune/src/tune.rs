@@ -13,7 +13,7 @@ use extant_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock}
 use extant_repair::{RepairError, RepairOptions, Yes, repair};
 use extant_sync::Clock;
 
-use crate::error::{Result, TuneError};
+use crate::error::{Result, TuneError, refuse};
 use crate::request::{Conversion, Request};
 use crate::work::{Planned, Work};
 use crate::{bits, checksums, files, inodes, wide};
@@ -140,7 +140,14 @@ fn check(work: &mut Work<'_>) -> Result {
         .iter()
         .find(|problem| !problem.objects().ino.is_some_and(|ino| full.contains(&ino)));
     if let Some(problem) = other {
-        return Err(TuneError::damaged(problem));
+        // Only what was wrong before is for a repair.
+        if !examine(&*work.base, &options(), &mut ReportAll)?.report.is_clean() {
+            return Err(TuneError::damaged(problem));
+        }
+        return refuse(
+            &work.what,
+            format!("the file system would not be in order then: {problem}"),
+        );
     }
     if exam.report.problems.is_empty() {
         return Ok(());

@@ -19,6 +19,8 @@ pub(crate) struct Work<'a> {
     /// The image; its draft has what switches over, the device below it what is written first.
     pub(crate) image: Image,
     stage: Arc<Draft>,
+    /// The image before this step.
+    pub(crate) base: SharedDevice,
     pub(crate) space: Space,
     pub(crate) request: &'a Request,
     /// The feature or setting, for messages.
@@ -41,12 +43,13 @@ impl<'a> Work<'a> {
     pub(crate) fn over(base: SharedDevice, request: &'a Request, what: String) -> Result<Work<'a>> {
         let sb = extant_change::superblock(&*base)?;
         let size = base.size_bytes();
-        let stage = Arc::new(Draft::over(base, size, sb.block_size.len()));
+        let stage = Arc::new(Draft::over(Arc::clone(&base), size, sb.block_size.len()));
         let image = Image::open(Arc::clone(&stage) as SharedDevice, 0)?;
         let space = Space::of(&image);
         Ok(Work {
             image,
             stage,
+            base,
             space,
             request,
             what,

@@ -415,6 +415,65 @@ fn the_kernel_mounts_what_was_converted_and_fills_it() {
     }
 }
 
+/// Bitmaps, heads and tables share clusters.
+const LARGE_CLUSTERS: [Layout; 3] = [
+    Layout::new(&["-text4", "-b1024", "-Obigalloc", "-C65536", "-Jsize=4"], "64M"),
+    Layout::new(&["-text4", "-b1024", "-Obigalloc,^flex_bg", "-C65536", "-Jsize=4"], "64M"),
+    Layout::new(&["-text4", "-b1024", "-Obigalloc", "-C1048576", "-Jsize=4"], "256M"),
+];
+
+#[test]
+fn what_shares_a_cluster_with_a_table_or_an_orphan_file_stays_marked() {
+    for layout in LARGE_CLUSTERS {
+        let dir = tempdir().unwrap();
+        let first = require!(made(dir.path(), layout));
+        let before = seen(&first);
+        let larger = Request { inode_size: Some(512), now: 1_700_000_000, ..Request::default() };
+        for request in [larger, features("orphan_file")] {
+            let (next, _) = match tuned(&first, &request) {
+                Ok(done) => done,
+                Err(error @ TuneError::Full { .. }) => {
+                    println!("{layout:?} {request:?}: {error}");
+                    continue;
+                }
+                Err(error) => panic!("{layout:?} {request:?}: {error}"),
+            };
+            assert_eq!(problems(&next), [""; 0], "{layout:?} {request:?}");
+            assert_eq!(require!(e2fsck(&next, dir.path())), "", "{layout:?} {request:?}");
+            assert_eq!(seen(&next), before, "{layout:?} {request:?}");
+            let path = dir.path().join("first.img");
+            image::save(&first, &path);
+            if require!(LoopMount::attempt(&path, MountFlags::empty(), "")).is_err() {
+                println!("{layout:?}: not for this kernel");
+                std::fs::remove_file(&path).unwrap();
+                continue;
+            }
+            std::fs::remove_file(&path).unwrap();
+            image::save(&next, &path);
+            let mount = require!(LoopMount::read_write(&path));
+            assert_eq!(std::fs::read_dir(mount.path().join("many")).unwrap().count(), 150);
+            drop(mount);
+            std::fs::remove_file(&path).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_feature_that_the_layout_relies_on_is_refused_and_nobody_is_sent_to_a_repair() {
+    let dir = tempdir().unwrap();
+    let first = require!(made(dir.path(), LAYOUTS[4]));
+    let error = tuned(&first, &features("^flex_bg")).unwrap_err();
+    assert!(matches!(error, TuneError::Refused { .. }), "{error}");
+    for word in ["^flex_bg", "block bitmap of group 1 is at block", "in another group"] {
+        assert!(error.to_string().contains(word), "{error}");
+    }
+    // What has its own in its own groups can do without.
+    let home = require!(made(dir.path(), LAYOUTS[3]));
+    let (with, _) = tuned(&home, &features("flex_bg")).unwrap();
+    let (without, _) = tuned(&with, &features("^flex_bg")).unwrap();
+    assert_eq!(require!(e2fsck(&without, dir.path())), "");
+}
+
 /// Of 64 MiB, where the log has the fewest blocks that the kernel takes, and none to give away.
 #[test]
 fn the_kernel_mounts_new_journals_with_fast_commits() {

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::commands::repair::waits;
 use crate::exit::{Exit, Failure, Result, chain};
-use crate::image::{cut_off, opening, split, window};
+use crate::image::{cut_off, instead_of_ext, opening, split, window};
 use crate::in_use;
 use crate::mounting::asked;
 use crate::output::{Out, complain};
@@ -121,7 +121,14 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<Exit> {
     let Target { device, file } = args.open(&file, &name)?;
     let cannot = |error: ResizeError| failure(&error, &name);
     let old_bytes = device.size_bytes();
-    let now = extant_resize::sizes(&device).map_err(cannot)?;
+    let is_all = args.offset.is_none() && args.partition.is_none();
+    let now = extant_resize::sizes(&device).map_err(|error| {
+        let other = match &error {
+            ResizeError::Change(change) => other_than_ext(change, &name, &device, is_all),
+            _ => None,
+        };
+        other.unwrap_or_else(|| cannot(error))
+    })?;
     let goal = match args.size {
         Wish::Bytes(bytes) => Goal::Bytes(bytes),
         Wish::More(more) => Goal::Bytes(now.bytes.saturating_add(more)),
@@ -425,6 +432,19 @@ fn show(args: &ResizeArgs, plan: &Plan, name: &str, written: bool) -> Result<Exi
 }
 
 /// The exit code and the hint for what keeps an image from being changed.
+/// What is there instead, where no file system begins. `is_all`: the whole file was looked at.
+pub(crate) fn other_than_ext(
+    error: &ChangeError,
+    name: &str,
+    device: &SharedDevice,
+    is_all: bool,
+) -> Option<Failure> {
+    match error {
+        ChangeError::Superblock(_) => instead_of_ext(name, device, is_all),
+        _ => None,
+    }
+}
+
 pub(crate) fn of_change(error: &ChangeError, name: &str) -> (Exit, Option<String>) {
     match error {
         ChangeError::Features { .. } => (Exit::Unsupported, None),
@@ -442,6 +462,14 @@ pub(crate) fn of_change(error: &ChangeError, name: &str) -> (Exit, Option<String
         {
             (Exit::Image, Some(format!("{name} is empty, or too short to hold a file system")))
         }
+        // The log is marked as stopped then, which a repair takes away.
+        ChangeError::JournalFull(_) => (
+            Exit::NoSpace,
+            Some(format!(
+                "make room on the disk that holds the image, run extant repair {name}, and try again; the image is as \
+                 it was, or as it was to be"
+            )),
+        ),
         ChangeError::Device(error) if error.is_full() => (
             Exit::NoSpace,
             Some(format!(

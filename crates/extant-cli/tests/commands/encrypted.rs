@@ -40,6 +40,18 @@ fn place() -> Option<Place> {
 }
 
 #[test]
+fn who_encrypts_without_the_feature_hears_how_to_get_it() {
+    let place = Place::new();
+    std::fs::write(place.path("key"), [7; 64]).unwrap();
+    place.run(&["mkfs", "-q", "a.img", "8M"]).succeeds();
+    place.run(&["mkdir", "a.img:/home"]).succeeds();
+    let encrypt = ["encrypt", "--key-file", "key", "a.img:/home"];
+    place.run(&encrypt).complains(&["the feature encrypt"]).hints("extant tune -O encrypt");
+    place.run(&["tune", "-O", "encrypt", "a.img"]).succeeds();
+    place.run(&encrypt).succeeds();
+}
+
+#[test]
 fn files_are_read_and_written_with_the_key() {
     let Some(place) = place() else { return };
     for key in ["key", "digits"] {

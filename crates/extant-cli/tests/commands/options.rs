@@ -123,6 +123,18 @@ fn packed_metadata_lies_where_mke2fs_puts_it() {
 }
 
 #[test]
+fn who_knows_another_mkfs_hears_how_force_is_called() {
+    let place = Place::new();
+    place.run(&["mkfs", "-q", "a.img", "8M"]).succeeds();
+    let before = std::fs::read(place.path("a.img")).unwrap();
+    place.run(&["mkfs", "a.img"]).ends_with(7).complains(&["a.img", "ext4"]).hints("--force");
+    place.run(&["mkfs", "-f", "a.img"]).ends_with(2).hints("-F, or --force, overwrites");
+    assert_eq!(std::fs::read(place.path("a.img")).unwrap(), before);
+    place.run(&["mkfs", "-F", "-L", "new", "a.img"]).succeeds();
+    assert_ne!(std::fs::read(place.path("a.img")).unwrap(), before);
+}
+
+#[test]
 fn an_option_without_its_feature_is_refused() {
     let place = Place::new();
     for (options, word) in [
@@ -131,6 +143,7 @@ fn an_option_without_its_feature_is_refused() {
         (&["-E", "mmp_update_interval=7"], "mmp"),
         (&["-E", "encoding_flags=strict"], "casefold"),
         (&["-O", "^orphan_file", "-E", "orphan_file_size=40b"], "orphan_file"),
+        (&["-O", "orphan_file", "-E", "orphan_file_size=513b"], "1..=512; Linux mounts none"),
         (&["-J", "fast_commit_size=2"], "fast_commit"),
         (&["-C", "16384"], "bigalloc"),
         (&["-G", "3"], "power of two"),

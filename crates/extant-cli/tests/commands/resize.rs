@@ -71,6 +71,26 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
 }
 
 #[test]
+fn a_disk_with_partitions_is_called_one_and_its_partitions_are_named() {
+    let place = Place::with_image();
+    place.run(&["build", "disk.img", "-q", "--from", "source", "--gpt"]).succeeds();
+    for words in [
+        &["resize", "disk.img", "+8M"][..],
+        &["resize", "--plan", "disk.img", "+8M"],
+        &["tune", "-O", "^huge_file", "disk.img"],
+        &["tune", "-n", "-O", "^huge_file", "disk.img"],
+    ] {
+        place
+            .run(words)
+            .ends_with(4)
+            .complains(&["disk.img: this is a disk with partitions"])
+            .hints("--partition 1");
+    }
+    place.run(&["tune", "-O", "^huge_file", "--partition", "1", "disk.img"]).succeeds();
+    place.run(&["check", "--partition", "1", "disk.img"]).succeeds();
+}
+
+#[test]
 fn an_image_file_becomes_shorter_with_its_file_system() {
     let place = Place::new();
     image(&place);
@@ -111,6 +131,33 @@ fn a_directory_of_a_mount_by_others_is_said_to_be_one() {
     let place = Place::new();
     let ran = place.run(&["resize", "/proc", "+1M"]).ends_with(7);
     ran.complains(&["/proc is not mounted by extant"]);
+}
+
+#[test]
+fn a_disk_that_fills_up_under_the_journal_is_named_as_full() {
+    let place = Place::new();
+    let disk = place.path("disk");
+    std::fs::create_dir(&disk).unwrap();
+    let mut tmpfs = std::process::Command::new("mount");
+    tmpfs.args(["-t", "tmpfs", "-o", "size=3M", "none"]).arg(&disk);
+    if !tmpfs.status().is_ok_and(|status| status.success()) {
+        return println!("skipped: no tmpfs");
+    }
+    // The log is a hole, for which the disk has no room.
+    place.run(&["mkfs", "disk/a.img", "200M", "-q"]).succeeds();
+    let filled = std::fs::write(place.path("disk/filler"), vec![1; 4 << 20]);
+    assert_eq!(filled.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
+    let ran = place.run(&["resize", "disk/a.img", "240M"]);
+    std::fs::remove_file(place.path("disk/filler")).unwrap();
+    let repaired = place.run(&["repair", "-y", "disk/a.img"]);
+    let again = place.run(&["resize", "disk/a.img", "240M"]);
+    let clean = tool("e2fsck", &["-fn", "disk/a.img"], place.0.path());
+    let unmounted = std::process::Command::new("umount").arg(&disk).status().unwrap();
+    assert!(unmounted.success());
+    ran.ends_with(6).complains(&["No space left"]).hints("make room on the disk");
+    assert!([0, 1].contains(&repaired.output.status.code().unwrap()));
+    again.succeeds();
+    assert!(clean.is_none_or(|clean| clean.status.success()));
 }
 
 #[test]

@@ -312,8 +312,29 @@ fn layers_of_directories_and_what_is_added() {
         ("init", 2, "HOST:/PATH"),
         ("gone:/x", 3, "cannot open \"gone\""),
         ("over:/x:755", 3, "a mode is for one file"),
-        ("init:/file/x", 3, "is a directory, and what is there is none"),
-        ("init:/dir", 3, "is none, and what is there is a directory"),
+        (
+            "init:/file/x",
+            3,
+            "cannot add \"init\" as \"/file/x\": the sources have \"/file\", which is no directory; name another \
+             place",
+        ),
+        (
+            "init:/dir",
+            3,
+            "cannot add \"init\" as \"/dir\": the first is no directory, and what the sources have there is one; \
+             name another place in the image, or leave that out of the sources",
+        ),
+        (
+            "over:/file",
+            3,
+            "cannot add \"over\" as \"/file\": the first is a directory, and what the sources have there is none; \
+             name another place in the image, or leave that out of the sources",
+        ),
+        (
+            "over:/file/x/y",
+            3,
+            "as \"/file/x/y\": the sources have \"/file\", which is no directory",
+        ),
     ] {
         let args = ["build", "c.img", "--from", "source", "--add", add];
         place.run(&args).ends_with(code).complains(&[what]);

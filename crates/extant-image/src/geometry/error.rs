@@ -130,7 +130,10 @@ impl fmt::Display for GeometryError {
                 "the resize limit of {limit} blocks must be above the size of {blocks} blocks"
             ),
             Self::OrphanFileSize { blocks, min, max } => {
-                write!(f, "an orphan file of {blocks} blocks is out of range: {min}..={max}")
+                write!(
+                    f,
+                    "an orphan file of {blocks} blocks is out of range: {min}..={max}; Linux mounts none with a larger one"
+                )
             }
             Self::NoRoomForTables { group, inode_table_blocks } => write!(
                 f,

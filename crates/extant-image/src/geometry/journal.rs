@@ -1,7 +1,8 @@
 //! Sizes of the journal and the orphan file.
 
 use extant_layout::{
-    default_fast_commit_blocks, default_journal_blocks, default_orphan_file_blocks,
+    ORPHAN_FILE_BLOCKS_MAX, default_fast_commit_blocks, default_journal_blocks,
+    default_orphan_file_blocks,
 };
 
 use super::{Geometry, GeometryError, JournalGeometry};
@@ -69,7 +70,7 @@ pub(super) fn size_journal(
 
 fn orphan_file_blocks(options: &MkfsOptions, geometry: &Geometry) -> Result<u32, GeometryError> {
     let size = geometry.block_size;
-    let max = ORPHAN_FILE_BYTES_MAX >> size.log2();
+    let max = (ORPHAN_FILE_BYTES_MAX >> size.log2()).min(ORPHAN_FILE_BLOCKS_MAX);
     let blocks = match options.orphan_file_size {
         None => default_orphan_file_blocks(geometry.blocks_count, size),
         Some(asked) => SizeOption::blocks(asked, size),

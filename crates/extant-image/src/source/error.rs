@@ -48,6 +48,15 @@ pub enum SourceError {
         /// Why it cannot be an archive, with numbers.
         why: String,
     },
+    /// A file or directory of the host cannot be added where it is wanted.
+    Addition {
+        /// The file or directory of the host.
+        host: String,
+        /// Path in the image.
+        path: String,
+        /// What is in the way.
+        what: String,
+    },
     /// What fakeroot saved cannot be used.
     Fakeroot {
         /// The file that it saved, or the file of the source that it does not fit.
@@ -67,7 +76,7 @@ impl SourceError {
     /// The file or directory of the host that it is about, where that is one of the sources.
     pub fn archive(&self) -> Option<&str> {
         match self {
-            SourceError::Io { path, .. } => Some(path),
+            SourceError::Io { path, .. } | SourceError::Addition { host: path, .. } => Some(path),
             SourceError::Archive { archive, .. } | SourceError::NotTar { archive, .. } => {
                 Some(archive)
             }
@@ -87,6 +96,9 @@ impl fmt::Display for SourceError {
             SourceError::Io { doing, path, .. } => write!(f, "cannot {doing} \"{path}\""),
             SourceError::Changed { path, what } => {
                 write!(f, "\"{path}\" changed while the image was being built: {what}")
+            }
+            SourceError::Addition { host, path, what } => {
+                write!(f, "cannot add \"{host}\" as \"{path}\": {what}")
             }
             SourceError::Fakeroot { path, what } => write!(f, "{path}: {what}"),
             SourceError::Archive { archive, offset, what } => {
@@ -117,6 +129,7 @@ impl std::error::Error for SourceError {
         match self {
             SourceError::Io { cause, .. } => Some(cause),
             SourceError::Changed { .. }
+            | SourceError::Addition { .. }
             | SourceError::Fakeroot { .. }
             | SourceError::Archive { .. }
             | SourceError::NotTar { .. } => None,

@@ -1,5 +1,6 @@
 //! Several sources, one above the other: directories, archives, the layers of container images, and what is added.
 
+use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -277,7 +278,7 @@ impl Merge {
         self.count()?;
         let part = self.next_part();
         self.tree.begin_layer(name, part, whiteouts)?;
-        graft(&mut self.tree, &scanned.tree, b"")?;
+        graft(&mut self.tree, &scanned.tree, None, b"")?;
         self.keep(scanned);
         Ok(())
     }
@@ -363,7 +364,7 @@ impl Merge {
         let name = addition.host.to_string_lossy();
         self.tree.begin_layer(&name, self.next_part(), false)?;
         self.tree.keep_dirs();
-        graft(&mut self.tree, &scanned.tree, &at)?;
+        graft(&mut self.tree, &scanned.tree, Some((addition, is_dir)), &at)?;
         self.keep(scanned);
         Ok(())
     }
@@ -436,7 +437,12 @@ fn layer_fault(store: &dyn Store, layer: &extant_oci::Layer, cause: std::io::Err
 }
 
 /// Puts all of `from` below the directory `at` of `tree`.
-fn graft(tree: &mut Assembler, from: &Tree, at: &[u8]) -> Result<(), SourceError> {
+fn graft(
+    tree: &mut Assembler,
+    from: &Tree,
+    addition: Option<(&Addition, bool)>,
+    at: &[u8],
+) -> Result<(), SourceError> {
     let place = |path: &[u8]| -> Vec<u8> {
         let mut name = b"./".to_vec();
         name.extend_from_slice(at);
@@ -444,7 +450,22 @@ fn graft(tree: &mut Assembler, from: &Tree, at: &[u8]) -> Result<(), SourceError
         name.extend_from_slice(path);
         name
     };
-    tree.add(member(from, NodeId::ROOT, place(b"")))?;
+    let mut add = |member: Member, path: &[u8]| {
+        let (name, is_directory) = (member.name.clone(), is_directory(&member));
+        tree.add(member).map_err(|error| {
+            let Some((addition, is_dir)) = addition else { return error };
+            let host = match is_dir {
+                true if path.is_empty() => addition.host.clone(),
+                true => addition.host.join(OsStr::from_bytes(path)),
+                false => addition.host.clone(),
+            };
+            // Of a file, what is above it comes with it.
+            let is_above = is_directory && !is_dir;
+            let name = if is_above { &addition.path } else { &name };
+            in_the_way(tree, error, &host.to_string_lossy(), (name, is_directory && is_dir))
+        })
+    };
+    add(member(from, NodeId::ROOT, place(b"")), b"")?;
     for (dir, entries) in from.dirs() {
         let mut path = from.path(dir);
         if !path.is_empty() {
@@ -460,15 +481,59 @@ fn graft(tree: &mut Assembler, from: &Tree, at: &[u8]) -> Result<(), SourceError
                 .is_some_and(|first| first.parent == dir && from.name(first) == from.name(entry));
             let name = place(&path);
             if is_first || node.kind == Kind::Dir {
-                tree.add(member(from, entry.node, name))?;
+                add(member(from, entry.node, name), &path)?;
             } else {
                 let target = place(&from.path(entry.node));
                 let what = What::HardLink { target };
-                tree.add(Member { offset: 0, name, mtime: node.mtime, what })?;
+                add(Member { offset: 0, name, mtime: node.mtime, what }, &path)?;
             }
         }
     }
     Ok(())
+}
+
+fn is_directory(member: &Member) -> bool {
+    matches!(&member.what, What::File(attributes) if attributes.kind == Kind::Dir)
+}
+
+/// Says of what cannot be added what there is in its place, and how to have both.
+fn in_the_way(
+    tree: &Assembler,
+    error: SourceError,
+    host: &str,
+    (name, is_dir): (&[u8], bool),
+) -> SourceError {
+    let SourceError::Archive { what, .. } = error else { return error };
+    let parts = name.split(|&b| b == b'/').filter(|part| !part.is_empty() && *part != b".");
+    let path: Vec<u8> = parts.flat_map(|part| [b"/", part].concat()).collect();
+    let advice = "name another place in the image, or leave that out of the sources";
+    let what = match (is_dir, tree.kind_at(&path)) {
+        (true, Some(kind)) if kind != Kind::Dir => {
+            format!("the first is a directory, and what the sources have there is none; {advice}")
+        }
+        (false, Some(Kind::Dir)) => {
+            format!("the first is no directory, and what the sources have there is one; {advice}")
+        }
+        _ => match above(tree, &path) {
+            Some(file) => {
+                format!(
+                    "the sources have \"{}\", which is no directory; {advice}",
+                    file.escape_ascii()
+                )
+            }
+            // What it says begins with the name in the form that archives have.
+            None => what.split_once("\": ").map_or(&*what, |(_, rest)| rest).to_owned(),
+        },
+    };
+    let host = host.escape_default().to_string();
+    SourceError::Addition { host, path: path.escape_ascii().to_string(), what }
+}
+
+/// What lies on the way to `path` and is no directory.
+fn above<'p>(tree: &Assembler, path: &'p [u8]) -> Option<&'p [u8]> {
+    let ends = path.iter().enumerate().skip(1).filter(|(_, byte)| **byte == b'/');
+    let mut above = ends.filter_map(|(end, _)| path.get(..end));
+    above.find(|above| !matches!(tree.kind_at(above), None | Some(Kind::Dir | Kind::Symlink)))
 }
 
 fn member(from: &Tree, id: NodeId, name: Vec<u8>) -> Member {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
+use extant_block::SharedDevice;
 use extant_format::features::{DefaultHash, Encoding, EncodingFlags, Feature};
 use extant_sync::{Clock, SystemClock};
 use extant_tune::{Plan, Request, TuneError};
@@ -12,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::TuneArgs;
 use crate::commands::repair::{save_undo, waits};
-use crate::commands::resize::of_change;
+use crate::commands::resize::{of_change, other_than_ext};
 use crate::edit::EditArgs;
 use crate::exit::{Exit, Failure, Result, chain};
 use crate::mounting::asked;
@@ -140,10 +141,17 @@ impl ConvertArgs {
     /// Plans, writes and tells.
     pub(super) fn run(&self, edit: &EditArgs, file: &Path, request: &Request) -> Result<()> {
         let name = escape(file.as_os_str().as_encoded_bytes());
-        let cannot = |error: TuneError| failure(&error, &name);
+        let cannot = |error: TuneError, device: &SharedDevice| {
+            let other = match &error {
+                TuneError::Change(change) => other_than_ext(change, &name, device, edit.is_all()),
+                _ => None,
+            };
+            other.unwrap_or_else(|| failure(&error, &name))
+        };
         if self.plan {
             let device = edit.device_read_only(file)?;
-            let plan = extant_tune::plan(&device, request).map_err(cannot)?;
+            let plan =
+                extant_tune::plan(&device, request).map_err(|error| cannot(error, &device))?;
             return self.show(&plan, &name, false);
         }
         let device = edit.device(file)?;
@@ -163,7 +171,7 @@ impl ConvertArgs {
         let mut tell = |seconds| waits(&name, seconds);
         let done = extant_tune::tune(&device, request, &mut keep, &clock, &mut tell);
         kept?;
-        self.show(&done.map_err(cannot)?, &name, true)
+        self.show(&done.map_err(|error| cannot(error, &device))?, &name, true)
     }
 
     fn show(&self, plan: &Plan, name: &str, written: bool) -> Result<()> {

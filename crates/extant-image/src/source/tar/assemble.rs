@@ -280,6 +280,11 @@ impl Assembler {
         })
     }
 
+    /// The kind of what is at `path`.
+    pub(in crate::source) fn kind_at(&self, path: &[u8]) -> Option<Kind> {
+        self.find(path).map(|node| self.builder.node(node).kind)
+    }
+
     pub(super) fn lookup(&self, parent: NodeId, name: &[u8]) -> Option<u32> {
         let is_it = |&entry: &u32| {
             let entry = self.builder.entries().get(entry as usize);
