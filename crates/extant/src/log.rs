@@ -175,6 +175,13 @@ impl Log {
         self.journal.cut("the file system was shut down");
     }
 
+    /// Ends all writing like a power cut, because another host has the file system: not even the error
+    /// is stored, in what is that host's now.
+    pub(crate) fn leave_to_other(&self, error: &FsError) {
+        self.shut_down.store(true, Ordering::Release);
+        self.journal.cut(&error.with_causes());
+    }
+
     pub(crate) fn is_shut_down(&self) -> bool {
         self.shut_down.load(Ordering::Acquire)
     }

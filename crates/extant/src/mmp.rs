@@ -214,11 +214,7 @@ impl MmpGuard {
         }
         let late = since.as_secs() > u64::from(held.mmp.check_interval);
         if late || held.lost {
-            let now = self.read()?;
-            if now.state != held.mmp.state || now.node_name != held.mmp.node_name {
-                held.lost = true;
-                return Err(in_use(&now));
-            }
+            self.look_at(&mut held)?;
         }
         let sequence = match held.mmp.state {
             MmpState::Active(sequence) if sequence < SEQUENCE_MAX => sequence + 1,
@@ -230,6 +226,21 @@ impl MmpGuard {
         self.write(&mut held)
     }
 
+    /// Looks whether this host still has the file system, before the last writes of a mount.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::InUse`] when another host has it, from then on; device errors.
+    pub(crate) fn look(&self) -> Result<()> {
+        self.look_at(&mut self.held.lock())
+    }
+
+    fn look_at(&self, held: &mut Held) -> Result<()> {
+        let now = self.read()?;
+        held.lost |= now.state != held.mmp.state || now.node_name != held.mmp.node_name;
+        if held.lost { Err(in_use(&now)) } else { Ok(()) }
+    }
+
     /// Marks the block as unused, after everything else is on the device.
     ///
     /// # Errors
@@ -237,10 +248,7 @@ impl MmpGuard {
     /// [`FsError::InUse`] when another host has the block, which is left alone then; device errors.
     pub(crate) fn release(&self) -> Result<()> {
         let mut held = self.held.lock();
-        let now = self.read()?;
-        if held.lost || now.state != held.mmp.state || now.node_name != held.mmp.node_name {
-            return Err(in_use(&now));
-        }
+        self.look_at(&mut held)?;
         held.mmp.state = MmpState::Clean;
         self.write(&mut held)
     }

@@ -7,6 +7,7 @@ use extant_sync::Background;
 
 use crate::error::{FsError, Result};
 use crate::fs::Fs;
+use crate::mmp::MmpGuard;
 use crate::writer::Writer;
 
 /// Longest time that one [`Fs::tick`] discards: its other duties must not wait.
@@ -84,13 +85,23 @@ impl Fs {
         Ok(())
     }
 
-    /// Renews the mark of multi-mount protection when it is due. A mount that lost the file system
-    /// to another host writes nothing more.
+    /// Renews the mark of multi-mount protection when it is due.
     pub(crate) fn tick_protection(&self, writer: &Writer) -> Result<()> {
+        self.protected(writer, MmpGuard::tick)
+    }
+
+    /// Does something with the block of multi-mount protection, if there is one. A mount that lost the
+    /// file system to another host writes nothing more.
+    pub(crate) fn protected(
+        &self,
+        writer: &Writer,
+        work: impl FnOnce(&MmpGuard) -> Result<()>,
+    ) -> Result<()> {
         let Some(mmp) = writer.mmp() else { return Ok(()) };
-        mmp.tick().inspect_err(|error| {
-            if matches!(error, FsError::InUse { .. }) {
-                writer.abort(error);
+        work(mmp).inspect_err(|error| {
+            if matches!(error, FsError::InUse { .. }) && !writer.is_shut_down() {
+                log::error!("{}: writes nothing more: {error}", self.device().describe());
+                writer.leave_to_other(error);
             }
         })
     }

@@ -7,6 +7,7 @@ use crate::error::{FsError, Result};
 use crate::fc_apply;
 use crate::freeze_gate::NotEnded;
 use crate::fs::Fs;
+use crate::mmp::MmpGuard;
 use crate::orphan::OrphanSummary;
 use crate::progress::Observer;
 use crate::supers::Ending;
@@ -135,7 +136,9 @@ impl Fs {
     /// [`sync`](Self::sync). When the journal aborted or cannot be emptied, the image keeps it, and
     /// the next mount replays it. When file contents could not be stored, everything else is, the
     /// image is marked clean, and those contents are lost; to be able to try again, call
-    /// [`sync`](Self::sync) first, which keeps them.
+    /// [`sync`](Self::sync) first, which keeps them. [`FsError::InUse`] when another host has taken a
+    /// file system with multi-mount protection meanwhile: nothing is written then, and what was not
+    /// synced before is lost.
     pub fn unmount(self) -> Result<()> {
         let Ok(writer) = self.volume().writer() else { return Ok(()) };
         // Whoever comes second finds it ended: the device may be another mount's by then.
@@ -146,6 +149,10 @@ impl Fs {
         writer.stop_background();
         // What returned before this is stored; what comes later is refused, once the gate is open.
         let alone = turn.close();
+        // Another host may have taken the file system while this one slept: what it has there now stays.
+        if !sabotage("extant.unmount.protection-not-looked-at") {
+            self.protected(writer, MmpGuard::look)?;
+        }
         writer.overwrites().settle();
         while self.reclaim() {}
         let flushed = self.flush_files();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::common;
 use common::work_dir;
-use extant::{Fs, Inode, MountOptions, NewInode, QuotaKind, SetAttributes};
+use extant::{Fs, FsError, Inode, MountOptions, NewInode, QuotaKind, SetAttributes};
 use extant_block::{FileDevice, RecordingDevice};
 use extant_sync::{FixedClock, threads};
 use extant_testkit::oracle::{LoopMount, Tool, debugfs, dumpe2fs, e2fsck, mke2fs, root};
@@ -214,6 +214,37 @@ fn multi_mount_protection_is_held_and_let_go() {
     let shown = debugfs(&image, false, "dump_mmp\n").unwrap();
     assert!(sequence(&shown).contains("ff4d4d50"), "{shown}");
     e2fsck(&image).unwrap().assert_clean();
+}
+
+/// A host that slept while another one took the file system writes nothing more when it unmounts.
+#[test]
+fn a_file_system_that_another_host_has_taken_is_left_as_it_is() {
+    let dir = work_dir();
+    let image = dir.path().join("image");
+    let layout = ["-t", "ext4", "-b", "4096", "-O", "mmp,^metadata_csum"];
+    require!(mke2fs(&image, "64M", &layout));
+    let clock = Arc::new(FixedClock::at(1_700_000_000, 0));
+    let options = options().background(false).clock(clock as _);
+    let fs = options.open(FileDevice::open_read_write(&image).unwrap()).unwrap();
+    fs.root().unwrap().create("a", &NewInode::root(0o600)).unwrap();
+    fs.sync().unwrap();
+    let late = fs.root().unwrap().create("late", &NewInode::root(0o600)).unwrap();
+    late.write_at(&[7; 10_000], 0).unwrap();
+    // The other host writes its name into the block that it found.
+    let file = File::options().read(true).write(true).open(&image).unwrap();
+    let mut block = [0; 8];
+    file.read_exact_at(&mut block, 1024 + 0x168).unwrap();
+    file.write_all_at(b"thief\0", u64::from_le_bytes(block) * 4096 + 16).unwrap();
+    let before = fs::read(&image).unwrap();
+    let other = fs.clone();
+    let error = fs.unmount().unwrap_err();
+    assert!(matches!(error, FsError::InUse { .. }), "{error}");
+    assert!(error.to_string().contains("thief"), "{error}");
+    assert!(fs::read(&image).unwrap() == before, "not a byte is written");
+    assert!(other.root().unwrap().create("b", &NewInode::root(0o600)).is_err());
+    assert!(other.unmount().is_err(), "and no later");
+    drop(late);
+    assert!(fs::read(&image).unwrap() == before);
 }
 
 /// A mount at rest leaves the image as one that was unmounted, for e2fsck too; what comes after that survives a crash, and
