@@ -22,8 +22,10 @@ const RANGE_MAX: u64 = 1 << 20;
 const READ_MAX: u64 = 1 << 24;
 /// Most blocks that are remembered as looking like a part of a table.
 const KEPT_MAX: usize = 1 << 20;
-/// Most checksums that are computed for one group.
+/// Most checksums that are computed, and blocks that are read again, for one group: some seconds.
 const TRIES_MAX: u64 = 1 << 24;
+/// The same for a search in all. An image made for it has many groups that need many.
+const TRIES_ALL: u64 = 1 << 27;
 /// Most places that are compared for one group.
 const PLACES_MAX: usize = 16;
 
@@ -34,6 +36,8 @@ pub struct TableSearch {
     /// The blocks that were read last, and those of them that look like a part of a table.
     last: Option<(Range<u64>, Vec<u64>)>,
     read: u64,
+    /// Checksums that were computed.
+    tried: u64,
 }
 
 impl TableSearch {
@@ -41,7 +45,8 @@ impl TableSearch {
     /// [`table_score`] is most.
     ///
     /// `read` fills its buffer with a block and says whether that went well. It is asked for at most 2^20 blocks more
-    /// than were remembered, and for 2^24 in all of a search's life; then nothing is found.
+    /// than were remembered, and for 2^24 in all of a search's life, in which at most 2^27 checksums are computed and blocks read again; then
+    /// nothing is found.
     pub fn find(
         &mut self,
         sb: &Superblock,
@@ -74,7 +79,11 @@ impl TableSearch {
             self.last = Some((range.clone(), self.scan(sb, range, read)?));
         }
         let (_, likely) = self.last.as_ref()?;
-        best_place(sb, group, likely, read)
+        let allowed = TRIES_MAX.min(TRIES_ALL.saturating_sub(self.tried));
+        let mut tries = allowed;
+        let place = best_place(sb, group, likely, &mut tries, read);
+        self.tried = self.tried.saturating_add(allowed.saturating_sub(tries));
+        place
     }
 
     /// The blocks of a range that look like a part of a table; `None` when all has been read that may be.
@@ -137,23 +146,24 @@ fn best_place(
     sb: &Superblock,
     group: GroupIndex,
     likely: &[u64],
+    tries: &mut u64,
     read: &mut dyn FnMut(u64, &mut [u8]) -> bool,
 ) -> Option<u64> {
     let len = u64::from(sb.inode_table_blocks());
     let mut bytes = vec![0; sb.block_size.len()];
     let mut places: Vec<(u64, i64)> = Vec::new();
-    let mut tries = TRIES_MAX;
     for block in likely {
         if places.iter().any(|(start, _)| (*start..start.saturating_add(len)).contains(block)) {
             continue;
         }
-        if places.len() == PLACES_MAX || tries == 0 {
+        if places.len() == PLACES_MAX || *tries == 0 {
             break;
         }
+        *tries -= 1;
         if !read(*block, &mut bytes) {
             continue;
         }
-        let Some(index) = index_in_table(sb, group, &bytes, &mut tries, read) else { continue };
+        let Some(index) = index_in_table(sb, group, &bytes, tries, read) else { continue };
         let Some(start) = block.checked_sub(index) else { continue };
         if start < u64::from(sb.first_data_block).max(1)
             || start.saturating_add(len) > sb.blocks_count

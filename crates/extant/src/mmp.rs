@@ -9,7 +9,9 @@
 //!
 //! - P1. A host writes only after its own sequence number stayed in the block for the whole wait.
 //! - P2. A number that changed, the number of e2fsck, or an invalid number prevents the mount.
-//! - P3. A host that is late with an update first checks that the block still has its number.
+//! - P3. A host that is late with an update first checks that the block still has its number, and so does one
+//!   that ends its mount, before its last writes. One that has lost the file system writes nothing more, not
+//!   even the error into the journal, which is the other host's.
 //!
 //! # Source
 //!

@@ -431,7 +431,6 @@ fn show(args: &ResizeArgs, plan: &Plan, name: &str, written: bool) -> Result<Exi
     Ok(Exit::Success)
 }
 
-/// The exit code and the hint for what keeps an image from being changed.
 /// What is there instead, where no file system begins. `is_all`: the whole file was looked at.
 pub(crate) fn other_than_ext(
     error: &ChangeError,
@@ -445,6 +444,7 @@ pub(crate) fn other_than_ext(
     }
 }
 
+/// The exit code and the hint for what keeps an image from being changed.
 pub(crate) fn of_change(error: &ChangeError, name: &str) -> (Exit, Option<String>) {
     match error {
         ChangeError::Features { .. } => (Exit::Unsupported, None),

@@ -122,10 +122,10 @@ fn sources_of_every_kind() {
 }
 
 /// A small or read-only tmpfs that goes away with the value.
-struct Tmpfs(std::path::PathBuf);
+pub(crate) struct Tmpfs(std::path::PathBuf);
 
 impl Tmpfs {
-    fn mount(path: &Path, options: &str) -> Option<Tmpfs> {
+    pub(crate) fn mount(path: &Path, options: &str) -> Option<Tmpfs> {
         std::fs::create_dir_all(path).unwrap();
         let mut mount = Command::new("mount");
         mount.args(["-t", "tmpfs", "-o", options, "none"]).arg(path);

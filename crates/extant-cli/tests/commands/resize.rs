@@ -1,5 +1,6 @@
 //! `extant resize`: what it tells, changes and refuses.
 
+use crate::hostile::Tmpfs;
 use crate::support;
 use support::{Place, tool};
 
@@ -136,13 +137,7 @@ fn a_directory_of_a_mount_by_others_is_said_to_be_one() {
 #[test]
 fn a_disk_that_fills_up_under_the_journal_is_named_as_full() {
     let place = Place::new();
-    let disk = place.path("disk");
-    std::fs::create_dir(&disk).unwrap();
-    let mut tmpfs = std::process::Command::new("mount");
-    tmpfs.args(["-t", "tmpfs", "-o", "size=3M", "none"]).arg(&disk);
-    if !tmpfs.status().is_ok_and(|status| status.success()) {
-        return println!("skipped: no tmpfs");
-    }
+    let Some(_disk) = Tmpfs::mount(&place.path("disk"), "size=3M") else { return };
     // The log is a hole, for which the disk has no room.
     place.run(&["mkfs", "disk/a.img", "200M", "-q"]).succeeds();
     let filled = std::fs::write(place.path("disk/filler"), vec![1; 4 << 20]);
@@ -152,8 +147,6 @@ fn a_disk_that_fills_up_under_the_journal_is_named_as_full() {
     let repaired = place.run(&["repair", "-y", "disk/a.img"]);
     let again = place.run(&["resize", "disk/a.img", "240M"]);
     let clean = tool("e2fsck", &["-fn", "disk/a.img"], place.0.path());
-    let unmounted = std::process::Command::new("umount").arg(&disk).status().unwrap();
-    assert!(unmounted.success());
     ran.ends_with(6).complains(&["No space left"]).hints("make room on the disk");
     assert!([0, 1].contains(&repaired.output.status.code().unwrap()));
     again.succeeds();
@@ -163,13 +156,7 @@ fn a_disk_that_fills_up_under_the_journal_is_named_as_full() {
 #[test]
 fn a_full_disk_is_named_and_the_image_is_as_it_was() {
     let place = Place::new();
-    let disk = place.path("disk");
-    std::fs::create_dir(&disk).unwrap();
-    let mut tmpfs = std::process::Command::new("mount");
-    tmpfs.args(["-t", "tmpfs", "-o", "size=4M", "none"]).arg(&disk);
-    if !tmpfs.status().is_ok_and(|status| status.success()) {
-        return println!("skipped: no tmpfs");
-    }
+    let Some(_disk) = Tmpfs::mount(&place.path("disk"), "size=4M") else { return };
     place.run(&["mkfs", "disk/a.img", "200M", "-q"]).succeeds();
     let filled = std::fs::write(place.path("disk/filler"), vec![1; 4 << 20]);
     assert_eq!(filled.unwrap_err().kind(), std::io::ErrorKind::StorageFull);
@@ -180,8 +167,6 @@ fn a_full_disk_is_named_and_the_image_is_as_it_was() {
     std::fs::remove_file(place.path("disk/filler")).unwrap();
     let again = place.run(&["resize", "disk/a.img", "4G"]);
     let clean = tool("e2fsck", &["-fn", "disk/a.img"], place.0.path());
-    let unmounted = std::process::Command::new("umount").arg(&disk).status().unwrap();
-    assert!(unmounted.success());
     checked.succeeds();
     again.succeeds();
     assert!(clean.is_none_or(|clean| clean.status.success()));
