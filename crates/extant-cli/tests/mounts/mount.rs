@@ -175,7 +175,7 @@ fn what_is_write_protected_is_mounted_for_reading() {
         assert!(mounts.listed().unwrap().contains(" ro,"), "{:?}", mounts.listed());
         fs::metadata(mounts.inside("lost+found")).unwrap();
         mounts.place.run(&["umount", "m"]).succeeds();
-        mounts.place.run(&["mount", "-o", "rw", source, "m"]).ends_with(8);
+        mounts.place.run(&["mount", "-o", "rw", source, "m"]).ends_with(7);
     }
     protect("-i");
     if let Some(device) = sources.first().filter(|source| source.starts_with("/dev/")) {
@@ -331,9 +331,10 @@ fn a_mount_without_keeper_goes_on_until_it_is_unmounted() {
     signal(server, Signal::TERM);
     until("the server ends", || !is_alive(server));
     assert!(mounts.log().contains("extant umount"), "{}", mounts.log());
-    // Nothing hangs: it says that nobody is there.
+    // Nothing hangs: it says that nobody is there, or that the server went away as it was asked.
     let error = fs::read(mounts.inside("orphaned")).unwrap_err();
-    assert_eq!(error.raw_os_error(), Some(rustix::io::Errno::NOTCONN.raw_os_error()));
+    let gone = [rustix::io::Errno::NOTCONN, rustix::io::Errno::CONNABORTED];
+    assert!(gone.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error())), "{error}");
     mounts.clean();
     let read = |name: &str| mounts.place.run(&["cat", name]).succeeds().output.stdout.clone();
     assert!(read("a.img:/orphaned") == b"still served" && read("a.img:/open") == [7; 100_000]);
