@@ -150,8 +150,12 @@ impl Fs {
         // What returned before this is stored; what comes later is refused, once the gate is open.
         let alone = turn.close();
         // Another host may have taken the file system while this one slept: what it has there now stays.
-        if !sabotage("extant.unmount.protection-not-looked-at") {
-            self.protected(writer, MmpGuard::look)?;
+        // A block that cannot be read says of no other host, and does not keep data from the device: its
+        // error comes at the end.
+        if !sabotage("extant.unmount.protection-not-looked-at")
+            && let Err(error @ FsError::InUse { .. }) = self.protected(writer, MmpGuard::look)
+        {
+            return Err(error);
         }
         writer.overwrites().settle();
         while self.reclaim() {}

@@ -247,6 +247,28 @@ fn a_file_system_that_another_host_has_taken_is_left_as_it_is() {
     assert!(fs::read(&image).unwrap() == before);
 }
 
+/// A block of protection that is damaged keeps nothing from the device.
+#[test]
+fn a_damaged_block_of_protection_is_told_and_everything_else_is_stored() {
+    let dir = work_dir();
+    let image = dir.path().join("image");
+    require!(mke2fs(&image, "64M", &["-t", "ext4", "-b", "4096", "-O", "mmp,^metadata_csum"]));
+    let clock = Arc::new(FixedClock::at(1_700_000_000, 0));
+    let options = options().background(false).clock(clock as _);
+    let fs = options.open(FileDevice::open_read_write(&image).unwrap()).unwrap();
+    let late = fs.root().unwrap().create("late", &NewInode::root(0o600)).unwrap();
+    late.write_at(&[7; 10_000], 0).unwrap();
+    let file = File::options().read(true).write(true).open(&image).unwrap();
+    let mut block = [0; 8];
+    file.read_exact_at(&mut block, 1024 + 0x168).unwrap();
+    file.write_all_at(&[0xa5; 64], u64::from_le_bytes(block) * 4096).unwrap();
+    let error = fs.unmount().unwrap_err();
+    assert!(error.to_string().contains("multi-mount block"), "{error}");
+    drop(late);
+    let reader = MountOptions::new().open(FileDevice::open_read_only(&image).unwrap()).unwrap();
+    assert!(reader.read("/late").unwrap() == [7; 10_000]);
+}
+
 /// A mount at rest leaves the image as one that was unmounted, for e2fsck too; what comes after that survives a crash, and
 /// before it is durable, each state between is one or the other.
 #[test]
