@@ -23,7 +23,7 @@ DIST_FLAGS ?= -C target-feature=+crt-static
 # A test program that hangs is ended after a quarter of an hour.
 ENDED = --config "target.'cfg(all())'.runner='$(abspath scripts/test-runner)'"
 
-.PHONY: help build build-whole demo embed test test-long test-mutants test-programs posix install-capi python test-python bench bench-build bench-mkfs bench-check bench-read bench-namespace bench-io bench-io-memory bench-async bench-alloc bench-pieces bench-age bench-direct bench-crypt bench-fio bench-mount bench-remote bench-quick bench-page counts install fuzz-smoke fuzz-long fmt lint doc dist package install-files
+.PHONY: help build build-whole demo embed test test-long test-mutants test-programs posix install-capi python test-python bench bench-build bench-mkfs bench-check bench-read bench-namespace bench-io bench-io-memory bench-async bench-alloc bench-pieces bench-age bench-direct bench-crypt bench-fio bench-mount bench-remote bench-python bench-quick bench-page counts install fuzz-smoke fuzz-long fmt lint doc dist package install-files
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -42,7 +42,7 @@ demo: build ## an image of a real tree as an ordinary user, checked and shown
 
 test: ## all tests
 	@scripts/deps cargo e2fsprogs acl attr libcap zstd tar
-	@scripts/deps python3 fuse3 git umoci skopeo docker-registry apache2-utils cryptsetup-bin dosfstools mtools gdisk fdisk xfsprogs valgrind || true
+	@scripts/deps python3 fuse3 git umoci skopeo docker-registry apache2-utils cryptsetup-bin dosfstools mtools gdisk fdisk xfsprogs fsverity valgrind || true
 	$(CARGO) $(ENDED) test --workspace --no-fail-fast
 	@$(MAKE) --no-print-directory embed
 
@@ -52,7 +52,7 @@ embed: ## a program that embeds the library, from outside of the workspace
 
 test-long: build ## all tests and those that take minutes, and real programs on a mount
 	@scripts/deps cargo e2fsprogs acl attr libcap zstd tar
-	@scripts/deps umoci skopeo docker-registry apache2-utils cryptsetup-bin dosfstools mtools gdisk fdisk qemu-system-x86 busybox-static xfsprogs \
+	@scripts/deps umoci skopeo docker-registry apache2-utils cryptsetup-bin dosfstools mtools gdisk fdisk qemu-system-x86 busybox-static xfsprogs fsverity \
 	  ceph-mon ceph-osd ceph-mgr ceph-common fio || true
 	$(CARGO) test --workspace --release --no-fail-fast -- --include-ignored
 	@scripts/deps python3 fuse3 git rsync fio stress-ng postgresql || true
@@ -71,7 +71,7 @@ posix: build ## system calls on a mount and on the kernel's ext4, side by side (
 	@scripts/deps e2fsprogs perl
 	EXTANT=$(EXTANT) scripts/posix-suite
 
-bench: bench-build bench-mkfs bench-check bench-read bench-namespace bench-io bench-fio bench-async bench-alloc bench-pieces bench-age bench-direct bench-crypt bench-mount bench-remote bench-page ## all benchmarks, and the page of them
+bench: bench-build bench-mkfs bench-check bench-read bench-namespace bench-io bench-fio bench-async bench-alloc bench-pieces bench-age bench-direct bench-crypt bench-mount bench-remote bench-python bench-page ## all benchmarks, and the page of them
 
 # Small files and one or two rounds: to see that everything runs and where things stand, not to quote.
 bench-quick: build-whole ## all benchmarks, small, in less than five minutes, and the page of them
@@ -222,7 +222,12 @@ $(MATURIN):
 
 python: $(MATURIN) ## the wheel of the Python package: target/wheels
 	@scripts/deps cargo
-	cd crates/extant-python && $(MATURIN) build --release --target-dir $(abspath $(TARGET)) -o $(WHEELS)
+	cd crates/extant-python && $(MATURIN) build --profile dist --target-dir $(abspath $(TARGET)) -o $(WHEELS)
+
+bench-python: build-whole python ## Python against the library and the command (RUNS=5 FILES=55000 SOURCE=)
+	$(PYTHON) -m venv --clear $(VENV)/bench
+	$(VENV)/bench/bin/pip install -q --no-index $(WHEELS)/extant-*.whl
+	EXTANT=$(WHOLE) PYTHON=$(VENV)/bench/bin/python $(CARGO) run --profile dist -q -p extant-bench -- python
 
 test-python: $(MATURIN) ## tests of the Python package, as it is installed, in a fresh environment
 	@scripts/deps cargo e2fsprogs

@@ -22,6 +22,8 @@ use crate::stop;
 
 /// The contender that asks one group after the other (`mb_optimize_scan=0`).
 const LINEAR: &str = "extant, linear";
+/// Two workers on an image each: what they have in common is the machine alone, so nothing can scale better.
+const APART: &str = "extant, apart";
 /// Bytes of one call.
 const STEP: u64 = 8 << 10;
 /// Where a file is cut off.
@@ -165,6 +167,18 @@ fn cell(
     Ok((rate, busy))
 }
 
+/// Calls per second of two workers together, each on an image of its own.
+fn apart(dir: &Path, settings: &Settings) -> Result<f64> {
+    let one = |number: usize| -> Result<f64> {
+        let dir = dir.join(format!("apart-{number}"));
+        std::fs::create_dir(&dir)?;
+        let (rate, _) = cell(&dir, Target::Extant, 1, settings, true)?;
+        std::fs::remove_dir(&dir)?;
+        Ok(rate)
+    };
+    threads::workers("apart", 2, one)?.into_iter().sum()
+}
+
 /// Runs the table, prints it and how the bars were met, and writes `target/bench/alloc.json`.
 ///
 /// # Errors
@@ -207,6 +221,11 @@ pub fn run(dir: &Path, settings: &Settings) -> Result<()> {
                 let (rate, _) = cell(dir, Target::Extant, *workers, settings, false)?;
                 print!("  without the index {rate:.0}");
                 add(&mut all, &row, LINEAR, "calls/s", rate);
+                if *workers == 2 {
+                    let rate = apart(dir, settings)?;
+                    print!("  apart {rate:.0}");
+                    add(&mut all, &row, APART, "calls/s", rate);
+                }
             }
             println!();
         }
@@ -241,6 +260,9 @@ fn print_bars(all: &[Series], settings: &Settings) {
             );
         }
         let row = format!("fallocate2, {workers}");
+        if let Some(apart) = of(&row, APART) {
+            println!("{workers:>3} workers: {:.2} of as many on an image each", own / apart);
+        }
         if let Some(linear) = of(&row, LINEAR) {
             let apart = (linear / own - 1.0).abs();
             println!(

@@ -97,7 +97,7 @@ pub fn measure(plan: &Plan, dir: &Path) -> Result<Vec<Series>> {
 
 /// Writes a tar archive of files in directories of some hundred: one of four has contents, of up to
 /// 16 KiB.
-fn write_tar(path: &Path, files: u32) -> Result<()> {
+pub(crate) fn write_tar(path: &Path, files: u32) -> Result<()> {
     let mut out = BufWriter::with_capacity(1 << 20, File::create(path)?);
     let mut random = Prng::new(1);
     let contents = vec![b'x'; 16 << 10];

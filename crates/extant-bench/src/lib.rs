@@ -18,6 +18,7 @@ pub mod mount;
 pub mod namespace;
 pub mod page;
 pub mod pieces;
+pub mod python;
 pub mod read;
 pub mod remote;
 pub mod report;

@@ -1,4 +1,4 @@
-//! `extant-bench build | mkfs | check | read | namespace | io | io-memory | async | alloc | pieces | age | direct | crypt | mount | remote | page`: see
+//! `extant-bench build | mkfs | check | read | namespace | io | io-memory | async | alloc | pieces | age | direct | crypt | python | mount | remote | page`: see
 //! `make bench-build` and so on.
 #![forbid(unsafe_code)]
 
@@ -43,6 +43,7 @@ fn main() -> Result<()> {
         Some("age") => age(),
         Some("direct") => direct(),
         Some("crypt") => crypt(),
+        Some("python") => python(),
         Some("counts") => {
             println!("{}", counts::ROWS.join("\n"));
             Ok(())
@@ -56,7 +57,7 @@ fn main() -> Result<()> {
             extant_bench::page::write(&extant_bench::report::directory(), Path::new(&to))
         }
         _ => bail!(
-            "usage: extant-bench build | mkfs | check | read | namespace | io | io-memory | async | alloc | pieces | age | direct | crypt | mount | remote | page"
+            "usage: extant-bench build | mkfs | check | read | namespace | io | io-memory | async | alloc | pieces | age | direct | crypt | python | mount | remote | page"
         ),
     }
 }
@@ -173,6 +174,23 @@ fn remote() -> Result<()> {
         parts,
     };
     report("remote", "extant", &remote::measure(&plan, dir.path())?)
+}
+
+/// Question: what does the same cost through the Python package?
+///
+/// Sketch: one call is below a microsecond, a block of 1 MiB a hundred: within a few percent. An entry is a tuple and a
+/// string more: as long again as its decoding. A build is one call.
+/// Goals: four fifths of the library's rate, twice its walk, 1.05 of the command's build.
+fn python() -> Result<()> {
+    let dir = memory_dir()?;
+    let plan = extant_bench::python::Plan {
+        extant: extant()?,
+        python: variable("PYTHON", "target/venv/bench/bin/python"),
+        source: variable("SOURCE", "/usr/share/doc"),
+        rounds: runs()?,
+        files: variable("FILES", "55000").parse().context("FILES is a number")?,
+    };
+    report("python", "extant", &extant_bench::python::measure(&plan, dir.path())?)
 }
 
 /// Question: how long does checking an image take, and in how much memory, against e2fsck?

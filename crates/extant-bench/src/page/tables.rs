@@ -58,7 +58,7 @@ pub(super) const ALL: &[About] = &[
         thread: "block allocation that scales",
         question: "How many times a second can 1 to 64 workers give a file of their own 8 KiB more?",
         own: &["extant", "extant, linear"],
-        limits: &[],
+        limits: &["extant, apart"],
     },
     About {
         name: "pieces",
@@ -143,6 +143,22 @@ pub(super) const ALL: &[About] = &[
         question: "What does reading through the library cost over the system's own calls on the same bytes?",
         own: &["extant"],
         limits: &["pread"],
+    },
+    About {
+        name: "python",
+        title: "From Python",
+        thread: "users: who scripts",
+        question: "What does the same cost through the Python package as through the library and the command?",
+        own: &["python"],
+        limits: &["extant"],
+    },
+    About {
+        name: "crypt",
+        title: "Encrypted files",
+        thread: "users: who keeps secrets",
+        question: "What do encrypted contents cost, beside plain ones?",
+        own: &["aes256", "adiantum"],
+        limits: &["plain"],
     },
     About {
         name: "mount",

@@ -15,6 +15,7 @@ mod encrypted;
 mod flags;
 mod interop;
 mod kernel;
+mod machine;
 mod mke2fs;
 mod mount_checks;
 mod mutated;

@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 use extant::{
     ContentsMode, EncryptionPolicy, Fs, FsError, Inode, IvKind, KeySpec, MasterKey, MountOptions,
@@ -16,6 +15,7 @@ use super::encrypted::{
     assert_device_clean, assert_same, errno, extant_tree, fill_by_extant, key, open_shared,
     pattern, raw_key, require_clean, unmounted, with_changed_contexts,
 };
+use super::machine;
 
 pub(crate) fn adiantum(key: KeySpec, iv: IvKind) -> EncryptionPolicy {
     EncryptionPolicy {
@@ -233,15 +233,7 @@ fn boot(image: &Path, key_file: &Path, commands: &str) -> Result<String, String>
         words(&TARGETS),
         key().usual_descriptor()
     );
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/boot-encrypted");
-    let commands = [&head, FUNCTIONS, commands].concat();
-    let done = Command::new(script).arg(image).arg(key_file).arg(commands).output();
-    let done = done.map_err(|error| error.to_string())?;
-    let said = String::from_utf8_lossy(&done.stdout).replace('\r', "");
-    match done.status.code() {
-        Some(77) => Err(said.trim().trim_start_matches("skipped: ").to_owned()),
-        _ => Ok(said + &String::from_utf8_lossy(&done.stderr)),
-    }
+    machine::boot(image, &[&head, FUNCTIONS, commands].concat(), &[key_file], &[])
 }
 
 /// Fills a directory by extant with what `fill` makes in the machine.
@@ -326,7 +318,7 @@ fn linux_in_a_machine_writes_what_extant_reads_and_reads_what_extant_writes() {
         let is_there = |name: &str| first.contains(&format!("guest: {name} is filled"));
         for (name, policy) in policies() {
             if !is_there(name) {
-                // Debian's kernels have it not; see scripts/boot-encrypted.
+                // Debian's kernels have it not; see scripts/boot-image.
                 assert_eq!(policy.names, NamesMode::Aes256Hctr2, "{name}: {first}");
                 println!("skipped: {name}: the kernel in the machine has no HCTR2");
             }
