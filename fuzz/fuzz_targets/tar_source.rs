@@ -19,7 +19,7 @@ fn repaired(data: &[u8]) -> Vec<u8> {
 }
 
 fuzz_target!(|data: &[u8]| {
-    let options = TarOptions { spool_dir: std::env::temp_dir() };
+    let options = TarOptions { spool_dir: std::env::temp_dir(), cancel: None };
     let Ok(scanned) = scan_tar_stream("fuzz", Cursor::new(repaired(data)), &options) else {
         return;
     };

@@ -173,6 +173,9 @@
 // CannotGrow
 #define EXTANT_E_CANNOT_GROW 54
 
+// NameInUse
+#define EXTANT_E_NAME_IN_USE 55
+
 // The handle is invalid, or was closed: EBADF.
 #define EXTANT_E_BAD_HANDLE 1000
 

@@ -121,6 +121,8 @@ pub const EXTANT_E_SEALED: c_int = 52;
 pub const EXTANT_E_OPEN_FOR_WRITING: c_int = 53;
 /// CannotGrow
 pub const EXTANT_E_CANNOT_GROW: c_int = 54;
+/// NameInUse
+pub const EXTANT_E_NAME_IN_USE: c_int = 55;
 /// The handle is invalid, or was closed: EBADF.
 pub const EXTANT_E_BAD_HANDLE: c_int = 1000;
 /// A pointer is NULL that must not be: EFAULT.
@@ -159,7 +161,7 @@ pub const EXTANT_E_RANGE: c_int = 1016;
 pub const EXTANT_E_TOO_MANY_HANDLES: c_int = 1017;
 
 /// Every code with its name.
-const NAMES: [(c_int, &CStr); 72] = [
+const NAMES: [(c_int, &CStr); 73] = [
     (EXTANT_E_NOT_FOUND, c"NotFound"),
     (EXTANT_E_NOT_A_DIRECTORY, c"NotADirectory"),
     (EXTANT_E_IS_A_DIRECTORY, c"IsADirectory"),
@@ -214,6 +216,7 @@ const NAMES: [(c_int, &CStr); 72] = [
     (EXTANT_E_SEALED, c"Sealed"),
     (EXTANT_E_OPEN_FOR_WRITING, c"OpenForWriting"),
     (EXTANT_E_CANNOT_GROW, c"CannotGrow"),
+    (EXTANT_E_NAME_IN_USE, c"NameInUse"),
     (EXTANT_E_BAD_HANDLE, c"BadHandle"),
     (EXTANT_E_NULL, c"Null"),
     (EXTANT_E_BAD_STRUCT, c"BadStruct"),
@@ -289,6 +292,7 @@ const _: () = {
     assert!(EXTANT_E_SEALED == ErrorCode::Sealed as c_int);
     assert!(EXTANT_E_OPEN_FOR_WRITING == ErrorCode::OpenForWriting as c_int);
     assert!(EXTANT_E_CANNOT_GROW == ErrorCode::CannotGrow as c_int);
+    assert!(EXTANT_E_NAME_IN_USE == ErrorCode::NameInUse as c_int);
 };
 
 /// Numbers of the generic Linux table.
@@ -341,6 +345,17 @@ impl Error {
             _ => errno::EIO,
         };
         Error { code, errno, ino: 0, object: String::new(), message: message.into() }
+    }
+
+    /// Refuses what a reserved field asks for: this version knows no meaning of it.
+    pub(crate) fn check_reserved(what: &str, value: u32) -> Result<()> {
+        match value {
+            0 => Ok(()),
+            _ => {
+                let message = format!("{what}: `reserved` is {value}, and has to be 0");
+                Err(Error::new(EXTANT_E_BAD_STRUCT, message))
+            }
+        }
     }
 
     pub(crate) fn argument(message: impl Into<String>) -> Error {

@@ -64,6 +64,7 @@ impl From<FsError> for Failure {
                 | FsError::OpenForWriting { .. }
                 | FsError::Frozen
                 | FsError::CannotGrow(_)
+                | FsError::NameInUse { .. }
                 | FsError::OperationCancelled { .. }
                 | FsError::InUse { .. }
                 | FsError::ReadOnly,

@@ -136,6 +136,23 @@ impl Timestamp {
         u32::from_le_bytes([a, b, c, d])
     }
 
+    /// The nearest time that an inode can store, with or without extra fields, as Linux chooses it:
+    /// the first and the last second have no nanoseconds, and without extra fields no second has.
+    ///
+    /// ```
+    /// use extant_format::time::{SECONDS_MAX, Timestamp};
+    /// let late = Timestamp::new(SECONDS_MAX, 5);
+    /// assert_eq!(late.nearest(true), Timestamp::new(SECONDS_MAX, 0));
+    /// assert_eq!(Timestamp::new(i64::MAX, 5).nearest(true), late.nearest(true));
+    /// assert_eq!(Timestamp::new(7, 5).nearest(false), Timestamp::new(7, 0));
+    /// ```
+    pub fn nearest(self, has_extra: bool) -> Timestamp {
+        let last = if has_extra { SECONDS_MAX } else { SECONDS_MAX_SMALL };
+        let seconds = self.seconds.clamp(SECONDS_MIN, last);
+        let is_whole = !has_extra || seconds == SECONDS_MIN || seconds == last;
+        Timestamp { seconds, nanos: if is_whole { 0 } else { self.nanos } }
+    }
+
     /// The nanoseconds, at most 999,999,999: what to tell a program.
     pub fn nanos_clamped(self) -> u32 {
         self.nanos.min(NANOS_PER_SECOND.saturating_sub(1))

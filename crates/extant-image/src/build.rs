@@ -11,7 +11,7 @@ use std::num::NonZeroUsize;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use extant_block::{BlockDevice, OpenError};
 use extant_crypt::{MasterKey, Policy};
@@ -395,8 +395,9 @@ impl<'a> Build<'a> {
         self
     }
 
-    /// Sets a flag that cancels the writing: the build then ends with [`WriteError::Interrupted`],
-    /// and an incomplete file is removed.
+    /// Sets a flag that cancels the build, which then ends with [`WriteError::Interrupted`]; an
+    /// incomplete file is removed. It is looked at while a directory or an archive is read that is
+    /// the only source, before the image is planned, and while it is written.
     pub fn cancel(mut self, cancel: &'a AtomicBool) -> Build<'a> {
         self.cancel = Some(cancel);
         self
@@ -524,10 +525,15 @@ impl<'a> Build<'a> {
             one_file_system: self.one_file_system,
             exclude_inode: own,
             fakeroot: self.fakeroot.clone(),
+            cancel: self.cancel,
         };
         // Packed data is unpacked beside the image, where there must be space for it.
         let parent = target.parent().filter(|parent| !parent.as_os_str().is_empty());
-        Ok(self.sources.scan(&options, parent.unwrap_or(Path::new(".")))?)
+        let scanned = self.sources.scan(&options, parent.unwrap_or(Path::new(".")));
+        if self.cancel.is_some_and(|cancel| cancel.load(Ordering::Relaxed)) {
+            return Err(BuildError::Write(WriteError::Interrupted));
+        }
+        Ok(scanned?)
     }
 
     fn fill(

@@ -8,6 +8,7 @@ use extant::FsError;
 use extant_image::BuildError;
 use extant_image::output::OutputError;
 use extant_image::plan::PlanError;
+use extant_image::source::SourceError;
 use extant_image::write::WriteError;
 use pyo3::PyErr;
 use pyo3::exceptions::{PyOSError, PyValueError};
@@ -59,8 +60,15 @@ fn system_errno(error: &(dyn StdError + 'static)) -> Option<i32> {
     None
 }
 
-/// An error of a build: what the options say wrong is a `ValueError`.
-pub(crate) fn build_failed(error: &BuildError) -> PyErr {
+/// The file of the source that an error is about, if its text is the path as it is: bytes that are
+/// not printable are escaped in it. Else the source.
+fn at_fault(error: &SourceError, source: Option<&[u8]>) -> Option<Vec<u8>> {
+    let named = error.archive().filter(|text| text.is_ascii() && !text.contains('\\'));
+    named.map(|text| text.as_bytes().to_vec()).or_else(|| source.map(<[u8]>::to_vec))
+}
+
+/// An error of a build from `source` to `target`: what the options say wrong is a `ValueError`.
+pub(crate) fn build_failed(error: &BuildError, source: Option<&[u8]>, target: &[u8]) -> PyErr {
     const EIO: i32 = 5;
     const EEXIST: i32 = 17;
     const ENOSPC: i32 = 28;
@@ -73,5 +81,12 @@ pub(crate) fn build_failed(error: &BuildError) -> PyErr {
         BuildError::Write(WriteError::Interrupted) => ECANCELED,
         other => system_errno(other).unwrap_or(EIO),
     };
-    os_error(errno, told(error), None)
+    let path = match error {
+        BuildError::Source(error) | BuildError::Write(WriteError::Source(error)) => {
+            at_fault(error, source)
+        }
+        BuildError::Container(_) => source.map(<[u8]>::to_vec),
+        _ => Some(target.to_vec()),
+    };
+    os_error(errno, told(error), path.as_deref())
 }

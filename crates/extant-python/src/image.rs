@@ -98,6 +98,7 @@ pub(crate) fn build(
     let ended = Mutex::new(Rank::Leaf, false);
     let watched = Watched { done: done.0, total: done.1, ended, end: Condvar::new() };
     let cancel = AtomicBool::new(false);
+    let (about_source, about_target) = (source.clone(), target.clone());
     let mut build = match (source, tar) {
         (Some(source), false) => Build::from_dir(host(source)),
         (Some(source), true) => Build::from_tar(host(source)),
@@ -172,7 +173,8 @@ pub(crate) fn build(
     if let Some(raised) = raised {
         return Err(raised);
     }
-    let built = built.map_err(|error| build_failed(&error))?;
+    let built =
+        built.map_err(|error| build_failed(&error, about_source.as_deref(), &about_target))?;
     let summary = built.summary;
     let uuid = built.uuid.to_vec();
     let kinds = built.lost.kinds();

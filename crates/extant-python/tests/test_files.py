@@ -1,9 +1,11 @@
 """A mounted file system and its files, as a program uses them."""
 
+import copy
 import errno
 import gc
 import io
 import os
+import pickle
 import shutil
 import stat
 import subprocess
@@ -57,6 +59,16 @@ def test_text_and_bytes_are_written_and_read_back(image):
         with pytest.raises(OSError) as error:
             fs.write_bytes("/bin", b"")
         assert error.value.errno == errno.EROFS
+
+
+def test_a_mount_is_not_pickled_or_copied_and_says_what_to_do_instead(fs):
+    for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+        for what in (fs, fs / "etc"):
+            with pytest.raises(TypeError, match=r"neither pickled nor copied.*extant\.open"):
+                attempt({"in": what} if attempt is not copy.copy else fs)
+    with fs.open("/raw", "w+b", 0) as raw, pytest.raises(TypeError):
+        pickle.dumps(raw)
+    assert not fs.closed and fs.listdir("/") is not None
 
 
 def test_raw_files_are_those_of_io(fs):
@@ -150,6 +162,10 @@ def test_names_and_attributes(fs):
     fs.setxattr("/a/file", "user.x", b"value")
     assert fs.listxattr("/a/file") == ["user.x"] and fs.getxattr("/a/file", "user.x") == b"value"
     fs.removexattr("/a/file", b"user.x")
+    for attempt in (lambda: fs.rmdir("/"), lambda: fs.rename("/", "/b"), lambda: fs.rename("/a", "/")):
+        with pytest.raises(OSError) as error:
+            attempt()
+        assert error.value.errno == errno.EBUSY
     fs.rename("/a/file", "/a/moved")
     with pytest.raises(FileExistsError):
         fs.rename_new("/a/moved", "/a/link")

@@ -1,6 +1,8 @@
 """Building, making and checking images."""
 
+import contextlib
 import errno
+import gzip
 import os
 import shutil
 import signal
@@ -53,6 +55,57 @@ def test_an_exception_in_progress_cancels_and_leaves_what_was_there(tree, tmp_pa
     with pytest.raises(ZeroDivisionError):
         extant.build(tree, target, overwrite=True, progress=lambda done, total: 1 // 0)
     assert target.read_bytes() == before
+
+
+def test_an_error_of_a_build_has_the_file_that_it_is_about(tree, tmp_path):
+    with pytest.raises(FileNotFoundError) as raised:
+        extant.build(tmp_path / "none", tmp_path / "a.img")
+    assert raised.value.filename == str(tmp_path / "none")
+    with pytest.raises(FileNotFoundError) as raised:
+        extant.build(tmp_path / "n\u00f6ne", tmp_path / "a.img")
+    assert raised.value.filename == str(tmp_path / "n\u00f6ne")
+    with pytest.raises(FileNotFoundError) as raised:
+        extant.build(tree, tmp_path / "none" / "a.img")
+    assert raised.value.filename == str(tmp_path / "none" / "a.img")
+    extant.mkfs(tmp_path / "a.img", 16 * MIB)
+    with pytest.raises(FileExistsError) as raised:
+        extant.build(tree, tmp_path / "a.img")
+    assert raised.value.filename == str(tmp_path / "a.img")
+    with pytest.raises(OSError) as raised:
+        extant.build(tree, tmp_path / "b.img", size=8 * MIB)
+    assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(tmp_path / "b.img"))
+
+
+def test_ctrl_c_ends_a_build_that_is_still_reading_its_source(tmp_path):
+    # A packed archive of one member of 4 GiB comes through a pipe; an image is begun when all of it was read.
+    pieces, piece = 64, gzip.compress(bytes(64 * MIB), 1)
+    member = tarfile.TarInfo("zeros")
+    member.size = pieces * 64 * MIB
+    os.mkfifo(tmp_path / "archive")
+    sent, told = [], []
+
+    def send():
+        with contextlib.suppress(BrokenPipeError), open(tmp_path / "archive", "wb", 0) as pipe:
+            pipe.write(gzip.compress(member.tobuf(tarfile.GNU_FORMAT)))
+            for number in range(pieces):
+                sent.append(number)
+                pipe.write(piece)
+            pipe.write(gzip.compress(bytes(10240)))
+
+    def interrupted(done, total):
+        told.append(total)
+        if len(told) == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            extant.build(tmp_path / "archive", tmp_path / "a.img", tar=True, progress=interrupted)
+    finally:
+        sender.join()
+    assert set(told) == {0} and len(sent) < pieces
+    assert os.listdir(tmp_path) == ["archive"]
 
 
 def test_equal_sources_make_equal_bytes_also_from_an_archive(tree, tmp_path):

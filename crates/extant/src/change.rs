@@ -25,8 +25,9 @@ const COMMITS_MAX: usize = 3;
 const ROUNDS_MAX: usize = 64;
 
 impl Fs {
-    /// Runs a change while the mount is not frozen, and again after a commit if it found no space
-    /// while freed blocks were waiting for one; then deletes inodes that lost their last handle.
+    /// Runs a change while the mount is not frozen, again after a commit if it found no space while
+    /// freed blocks were waiting for one, and again if it found none, or no quota, while inodes that
+    /// lost their last handle waited for their deletion; then deletes such inodes.
     pub(crate) fn change<R>(&self, mut run: impl FnMut() -> Result<R>) -> Result<R> {
         let writer = self.volume().writer()?;
         let _inside = writer.enter();
@@ -38,7 +39,9 @@ impl Fs {
         let mut result = writer.with_commits(&mut run);
         // Recently removed files may be waiting for deletion.
         for _ in 0..REMOVALS_MAX {
-            if !matches!(result, Err(FsError::NoSpace { .. })) || !self.reclaim() {
+            let is_full =
+                matches!(result, Err(FsError::NoSpace { .. } | FsError::QuotaExceeded { .. }));
+            if !is_full || sabotage("extant.change.removals-wait") || !self.reclaim() {
                 break;
             }
             result = writer.with_commits(&mut run);

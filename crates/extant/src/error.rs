@@ -267,6 +267,11 @@ pub enum FsError {
     },
     /// The mount is frozen: [`Fs::freeze`](crate::Fs::freeze).
     Frozen,
+    /// A path whose last name can be neither removed nor moved: `/`, or for a move `.` and `..`.
+    NameInUse {
+        /// What the path ends in: `"/"`, `"."` or `".."`.
+        name: &'static str,
+    },
     /// The file system cannot get the size asked for while it is mounted.
     CannotGrow(GrowRefused),
     /// An operation of a [ring](crate::ring) or the opening of an image was cancelled. A ring's
@@ -472,6 +477,7 @@ impl FsError {
             | Self::Exists { .. }
             | Self::NotEmpty { .. }
             | Self::InvalidName { .. }
+            | Self::NameInUse { .. }
             | Self::NoSpace { .. }
             | Self::QuotaExceeded { .. }
             | Self::TooManyLinks { .. }
@@ -555,7 +561,7 @@ impl FsError {
             Self::TooManyLinks { .. } => errno::EMLINK,
             Self::AccessDenied { .. } => errno::EACCES,
             Self::NotPermitted { .. } => errno::EPERM,
-            Self::InUse { .. } | Self::Frozen => errno::EBUSY,
+            Self::InUse { .. } | Self::NameInUse { .. } | Self::Frozen => errno::EBUSY,
             Self::CannotGrow(why) => why.errno(),
             Self::OtherProject { .. } | Self::OtherPolicy { .. } | Self::OtherFileSystem { .. } => {
                 errno::EXDEV
@@ -720,6 +726,9 @@ impl fmt::Display for FsError {
             }
             Self::NotEmpty { ino } => write!(f, "directory inode {ino} is not empty"),
             Self::InvalidName { what } => write!(f, "invalid name: {what}"),
+            Self::NameInUse { name } => {
+                write!(f, "`{name}` can be neither removed nor moved, nor anything moved to it")
+            }
             Self::NoSpace { what, wanted, free } => {
                 write!(f, "no room: {wanted} {what} wanted, {free} free")
             }

@@ -107,6 +107,7 @@ fn run(
         let unknown = options.flags & !BUILD_FLAGS;
         return Err(Error::argument(format!("build: unknown flags {unknown:#x}")));
     }
+    Error::check_reserved("build options", options.reserved)?;
     let sizes = [options.image_bytes > 0, options.free_bytes > 0, options.free_percent > 0];
     if sizes.iter().filter(|given| **given).count() > 1 {
         let message = "build: image_bytes, free_bytes and free_percent exclude each other";
@@ -295,6 +296,7 @@ pub unsafe extern "C" fn extant_check(
             if options.flags & !EXTANT_CHECK_NO_REPLAY != 0 {
                 return Err(Error::argument(format!("check: unknown flags {:#x}", options.flags)));
             }
+            Error::check_reserved("check options", options.reserved)?;
             let path = caller.host_path(path, "path")?;
             let device: SharedDevice = Arc::new(FileDevice::open_read_only(path)?);
             let device = window(device, options.offset, options.partition)?;

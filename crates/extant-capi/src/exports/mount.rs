@@ -93,12 +93,31 @@ impl Observer {
     }
 }
 
+/// Refuses a descriptor that cannot be read, or that is to be written and cannot be. `found` are its
+/// flags, as `fcntl` says them; an error of that is left to the next call.
+fn check_access(found: c_int, fd: c_int, read_only: bool) -> Result<()> {
+    let refused = |what: &str| {
+        let message = format!("file descriptor {fd} is {what}");
+        Err(Error::argument(message).with_errno(9)) // EBADF
+    };
+    match found {
+        ..0 => Ok(()),
+        _ if found & libc::O_PATH != 0 => refused("only a path (O_PATH)"),
+        _ if found & libc::O_ACCMODE == libc::O_WRONLY => refused("not open for reading"),
+        _ if found & libc::O_ACCMODE == libc::O_RDONLY && !read_only => {
+            refused("not open for writing")
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Options of a mount, as the library has them.
 fn mount_options(caller: &Caller, options: &extant_mount_options) -> Result<MountOptions> {
     let flags = options.flags;
     if flags & !MOUNT_FLAGS != 0 {
         return Err(Error::argument(format!("mount: unknown flags {:#x}", flags & !MOUNT_FLAGS)));
     }
+    Error::check_reserved("mount options", options.reserved)?;
     let has = |flag| flags & flag != 0;
     if has(EXTANT_MOUNT_WRITE) && has(EXTANT_MOUNT_IGNORE_JOURNAL) {
         return Err(Error::argument("mount: who writes cannot ignore the journal"));
@@ -230,6 +249,7 @@ pub unsafe extern "C" fn extant_mount_fd(
             })?;
             let name = format!("file descriptor {fd}");
             let read_only = options.flags & EXTANT_MOUNT_WRITE == 0;
+            check_access(libc::fcntl(fd, libc::F_GETFL), fd, read_only)?;
             let device = FileDevice::with_file(owned.into(), Path::new(&name), read_only)?;
             mount(caller, Arc::new(device), &options, &how, place)
         })

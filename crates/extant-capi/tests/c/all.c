@@ -161,6 +161,27 @@ static void mounting(void)
     newer.more = 1;
     FAILS(extant_mount(image, &newer.known, &fs), EINVAL, EXTANT_E_BAD_STRUCT);
 
+    options.partition = 0;
+    options.reserved = 1;
+    FAILS(extant_mount(image, &options, &fs), EINVAL, EXTANT_E_BAD_STRUCT);
+    extant_build_options mkfs = {.size = sizeof mkfs, .image_bytes = 16 << 20, .reserved = 1};
+    FAILS(extant_mkfs("/none/such", &mkfs, NULL), EINVAL, EXTANT_E_BAD_STRUCT);
+    extant_check_options check = {.size = sizeof check, .reserved = 1};
+    FAILS(extant_check(image, &check, NULL), EINVAL, EXTANT_E_BAD_STRUCT);
+
+    /* A descriptor that is not open for what is asked. */
+    options.reserved = 0;
+    int shut = open(image, O_WRONLY);
+    FAILS(extant_mount_fd(shut, NULL, &fs), EBADF, EXTANT_E_BAD_ARGUMENT);
+    close(shut);
+    shut = open(image, O_PATH);
+    FAILS(extant_mount_fd(shut, NULL, &fs), EBADF, EXTANT_E_BAD_ARGUMENT);
+    close(shut);
+    shut = open(image, O_RDONLY);
+    options.flags = EXTANT_MOUNT_WRITE;
+    FAILS(extant_mount_fd(shut, &options, &fs), EBADF, EXTANT_E_BAD_ARGUMENT);
+    close(shut);
+
     FAILS(extant_mount_fd(-1, NULL, &fs), EBADF, EXTANT_E_BAD_ARGUMENT);
     FAILS(extant_mount_fd(987654, NULL, &fs), EBADF, EXTANT_E_BAD_ARGUMENT);
     int fd = open(image, O_RDONLY);
@@ -520,6 +541,9 @@ static void names(void)
     FAILS(extant_mkdir(fs, "/dir", 0750), EEXIST, EXTANT_E_EXISTS);
     OK(extant_close(opened(fs, "/dir/a", RW | EXTANT_O_CREATE)));
     FAILS(extant_rmdir(fs, "/dir"), ENOTEMPTY, EXTANT_E_NOT_EMPTY);
+    FAILS(extant_rmdir(fs, "/"), EBUSY, EXTANT_E_NAME_IN_USE);
+    FAILS(extant_rename(fs, "/", "/dir/x", 0), EBUSY, EXTANT_E_NAME_IN_USE);
+    FAILS(extant_rename(fs, "/dir", "/", 0), EBUSY, EXTANT_E_NAME_IN_USE);
     FAILS(extant_unlink(fs, "/dir"), EISDIR, EXTANT_E_IS_A_DIRECTORY);
     OK(extant_link(fs, "/dir/a", "/dir/b"));
     OK(extant_symlink(fs, "dir/a", "/link"));

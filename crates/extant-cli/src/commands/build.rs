@@ -394,6 +394,7 @@ fn scan(args: &BuildArgs, sources: &Sources, target: &Target) -> Result<Layered>
             })?),
             None => None,
         },
+        cancel: None,
     };
     sources.scan(&options, &target.spool_dir()).map_err(|error| {
         let named = |from: &&OsString| {

@@ -221,10 +221,10 @@ impl Ext4<'_> {
         let mut done = 0;
         while done < bytes.len() {
             let (at, rest) = (offset.saturating_add(done as u64), &bytes[done..]);
-            let written = match direct {
+            let written = self.with_room_of_removed(|| match direct {
                 true => inode.write_direct_by(by, rest, at),
                 false => inode.write_by(by, rest, at),
-            };
+            });
             match written {
                 Ok(0) => break,
                 Ok(written) => done += written,
@@ -391,7 +391,8 @@ impl Ext4<'_> {
         // The request does not say whether the caller may keep set-id bits, but root may.
         let by = self.on_behalf_of(caller, caller.uid != 0, &inode);
         self.without_privileges(node, &inode, by, || {
-            self.reply(inode.fallocate_by(by, mode, bytes.range))
+            let range = &bytes.range;
+            self.reply(self.with_room_of_removed(|| inode.fallocate_by(by, mode, range.clone())))
         })?;
         match mode {
             Fallocate::PunchHole | Fallocate::ZeroRange { .. } => self.room.note_freed(),

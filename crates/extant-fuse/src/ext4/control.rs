@@ -12,6 +12,7 @@ use extant_format::features::RoCompat;
 use serde_json::{Map, Value, json};
 
 use super::Ext4;
+use super::complaints::Kind;
 use crate::abi::ID_NOT_TOLD;
 use crate::argument::Argument;
 use crate::events::Level;
@@ -587,7 +588,7 @@ impl Ext4<'_> {
         });
         all.insert("inodes".into(), inodes);
         all.insert("open_for_writing".into(), json!(self.opens.writers()));
-        all.insert("damage_reports".into(), json!(self.complaints.load(Ordering::Relaxed)));
+        all.insert("damage_reports".into(), json!(self.complaints.count(Kind::Damage)));
         if let Some(cache) = self.fs().io_stats() {
             all.insert("cache".into(), named(&cache.named()));
         }

@@ -23,6 +23,7 @@
 
 mod attributes;
 mod brake;
+mod complaints;
 mod contents;
 mod control;
 mod current;
@@ -33,6 +34,7 @@ mod listing;
 mod names;
 mod naming;
 mod nodes;
+mod partings;
 mod room;
 mod sealed;
 mod xattrs;
@@ -54,17 +56,17 @@ use crate::operations::{
 use crate::orders::{CONTROL, DEFRAG, GROW, TUNE};
 use crate::settings::{AccessTimes, Durable, Settings};
 use crate::stats::RequestStats;
+use complaints::{Complaints, Kind};
 use current::Current;
 use ending::Ending;
 use keys::Claims;
 use listing::Damaged;
 use nodes::{Found, Nodes, Opens};
+use partings::Partings;
 use room::Room;
 
-/// Number of messages about damage after which only every [`LOG_ALL`]th one is logged.
-const LOG_ALL: u32 = 100;
-/// The fewest that are left out in a row then.
-const LOG_STEP: u32 = 1000;
+/// How many removed inodes one change waits for, one after the other: others may take their room.
+const REMOVED_MAX: usize = 64;
 
 /// Writes everything and marks the image clean, unless it was stopped on request.
 fn end(fs: &Fs) -> extant::Result<()> {
@@ -126,7 +128,7 @@ impl Served {
             may_wait: terms.may_wait,
             clock,
             events,
-            complaints: AtomicU32::new(0),
+            complaints: Complaints::new(),
             label: Mutex::new(Rank::Leaf, current.get().superblock().label().to_vec()),
             drops: AtomicU32::new(0),
             ending: Arc::clone(&self.ending),
@@ -135,6 +137,7 @@ impl Served {
             claims: Claims::new(),
             salt: Mutex::new(Rank::Leaf, (salt, salt != [0; 16])),
             room: Room::new(terms.holds_writes_back),
+            partings: Partings::new(),
             current,
         };
         events.connected(Brake::new(brake::Stop {
@@ -172,13 +175,14 @@ pub(crate) struct Ext4<'a> {
     requests: Arc<RequestStats>,
     clock: Arc<dyn Clock>,
     events: &'a dyn Events,
-    complaints: AtomicU32,
+    complaints: Complaints,
     /// The label as it is now; the superblock of the mount is the one from its start.
     label: Mutex<Vec<u8>>,
     damaged: Damaged,
     /// Why it did not become writable when that was asked for last.
     not_writable: Mutex<Option<String>>,
     room: Room,
+    partings: Partings,
     /// Who added which key.
     claims: Claims,
     /// The salt for passphrases, and whether the file system has it.
@@ -257,11 +261,33 @@ impl Ext4<'_> {
                     true => "; changes are refused from now on (errors=remount-ro)",
                     false => "",
                 };
-                self.complain(&format!("{}{more}", in_full(error)));
+                self.complain(Kind::Damage, &format!("{}{more}", in_full(error)));
             }
-            Family::Device => self.complain(&in_full(error)),
+            Family::Device => self.complain(Kind::Device, &in_full(error)),
         }
         Errno::from(error)
+    }
+
+    /// Makes a change that needs room. If there is none, but something was removed a moment ago that
+    /// the kernel has not forgotten yet, waits until it has, and tries again.
+    fn with_room_of_removed<R>(
+        &self,
+        mut change: impl FnMut() -> extant::Result<R>,
+    ) -> extant::Result<R> {
+        for _ in 0..REMOVED_MAX {
+            let count = self.partings.count();
+            let changed = change();
+            let is_full =
+                matches!(changed, Err(FsError::NoSpace { .. } | FsError::QuotaExceeded { .. }));
+            let wait = || match self.partings.wait(count, &*self.clock) {
+                true => Ok(()),
+                false => Err(Errno::ENOSPC),
+            };
+            if !is_full || self.while_others_write(wait).is_err() {
+                return changed;
+            }
+        }
+        change()
     }
 
     /// Names in `dir` have changed: durable now, if the mount or the directory is to be so.
@@ -286,14 +312,10 @@ impl Ext4<'_> {
         }
     }
 
-    /// Logs what a hostile image could make us say very often.
-    fn complain(&self, text: &str) {
-        let before = self.complaints.fetch_add(1, Ordering::Relaxed);
-        if before < LOG_ALL {
-            self.events.log(Level::Error, text);
-        } else if before.is_multiple_of(LOG_STEP) {
-            let text = format!("{text} (one of {LOG_STEP} such messages; {before} so far)");
-            self.events.log(Level::Error, &text);
+    /// Logs what a hostile image, or the disk below, could make us say very often.
+    fn complain(&self, kind: Kind, text: &str) {
+        if let Some(line) = self.complaints.line(kind, text, self.clock.monotonic()) {
+            self.events.log(Level::Error, &line);
         }
     }
 
@@ -353,7 +375,9 @@ impl Operations for Ext4<'_> {
     }
 
     fn forget(&self, node: NodeId, count: u64) {
-        self.nodes.forget(node, count);
+        if self.nodes.forget(node, count) {
+            self.partings.ended();
+        }
     }
 
     fn attributes(&self, node: NodeId, through: Option<Handle>) -> Reply<Attributes> {
@@ -432,7 +456,7 @@ impl Operations for Ext4<'_> {
     fn link(&self, _: Caller, node: NodeId, parent: NodeId, name: &[u8]) -> Reply<Entry> {
         self.check_change()?;
         let (dir, inode) = (self.inode(parent)?, self.inode(node)?);
-        self.reply(dir.link(name, &inode))?;
+        self.reply(self.with_room_of_removed(|| dir.link(name, &inode)))?;
         self.renamed_in(&dir)?;
         self.entry(&dir, inode)
     }

@@ -3,6 +3,7 @@
 
 use extant::{AclKind, FileKind, FsError, Ino, Inode, InodeFlags, NewInode, RenameFlags, Special};
 
+use super::complaints::Kind;
 use super::{Ext4, node_of};
 use crate::operations::{Attributes, Caller, Entry, Errno, New, NodeId, Opened, Reply, Time};
 
@@ -44,11 +45,12 @@ impl Ext4<'_> {
         let ino = inode.ino();
         // Names of what the file system keeps for itself are damage.
         if ino != Ino::ROOT && ino < self.fs().superblock().first_inode {
-            self.complain(&format!(
+            let text = format!(
                 "directory {}: an entry names inode {}, which belongs to the file system itself",
                 dir.ino().0,
                 ino.0
-            ));
+            );
+            self.complain(Kind::Damage, &text);
             return Err(Errno::EUCLEAN);
         }
         let entry = Entry {
@@ -84,7 +86,7 @@ impl Ext4<'_> {
         let dir = self.inode(parent)?;
         let new = New { mode: 0o777, umask: 0, rdev: (0, 0) };
         let new = self.new_inode(&dir, caller, &new)?;
-        let inode = self.reply(dir.symlink(name, target, &new))?;
+        let inode = self.reply(self.with_room_of_removed(|| dir.symlink(name, target, &new)))?;
         self.renamed_in(&dir)?;
         self.entry(&dir, inode)
     }
@@ -101,7 +103,8 @@ impl Ext4<'_> {
         let (major, minor) = new.rdev;
         let special = match new.mode & TYPE {
             0 | 0o100_000 => {
-                let inode = self.reply(dir.create(name, &inode_of))?;
+                let made = self.with_room_of_removed(|| dir.create(name, &inode_of));
+                let inode = self.reply(made)?;
                 self.renamed_in(&dir)?;
                 return self.entry(&dir, inode);
             }
@@ -111,7 +114,8 @@ impl Ext4<'_> {
             0o060_000 => Special::BlockDevice { major, minor },
             _ => return Err(Errno::EINVAL),
         };
-        let inode = self.reply(dir.mknod(name, special, &inode_of))?;
+        let made = self.with_room_of_removed(|| dir.mknod(name, special, &inode_of));
+        let inode = self.reply(made)?;
         self.renamed_in(&dir)?;
         self.entry(&dir, inode)
     }
@@ -125,7 +129,7 @@ impl Ext4<'_> {
     ) -> Reply<Entry> {
         let dir = self.inode(parent)?;
         let new = self.new_inode(&dir, caller, new)?;
-        let inode = self.reply(dir.mkdir(name, &new))?;
+        let inode = self.reply(self.with_room_of_removed(|| dir.mkdir(name, &new)))?;
         self.renamed_in(&dir)?;
         self.entry(&dir, inode)
     }
@@ -140,7 +144,7 @@ impl Ext4<'_> {
     ) -> Reply<(Entry, Opened)> {
         let dir = self.inode(parent)?;
         let inode_of = self.new_inode(&dir, caller, new)?;
-        let inode = match dir.create(name, &inode_of) {
+        let inode = match self.with_room_of_removed(|| dir.create(name, &inode_of)) {
             Ok(inode) => inode,
             // The kernel did not know of it: other spellings of a name that folds case.
             Err(FsError::Exists { .. }) if flags & O_EXCL == 0 => {
@@ -180,7 +184,7 @@ impl Ext4<'_> {
     ) -> Reply<(Entry, Opened)> {
         let dir = self.inode(parent)?;
         let new = self.new_inode(&dir, caller, new)?;
-        let inode = self.reply(dir.tmpfile(&new))?;
+        let inode = self.reply(self.with_room_of_removed(|| dir.tmpfile(&new)))?;
         let entry = self.entry(&dir, inode.clone())?;
         Ok(self.made(entry, &inode, flags))
     }
@@ -189,6 +193,9 @@ impl Ext4<'_> {
     pub(super) fn keep_known(&self, inode: Option<Inode>) {
         if let Some(inode) = inode {
             self.nodes.keep_nameless(node_of(inode.ino()), &inode);
+            if !inode.has_name() {
+                self.partings.began(self.clock.monotonic());
+            }
         }
     }
 
@@ -201,7 +208,8 @@ impl Ext4<'_> {
         let flags = RenameFlags::from_bits(flags).ok_or(Errno::EINVAL)?;
         let (dir, new_dir) = (self.inode(parent)?, self.inode(new_parent)?);
         let replaced = new_dir.lookup(new_name).ok();
-        let renamed = self.reply(dir.rename(name, &new_dir, new_name, flags));
+        let renamed = self.with_room_of_removed(|| dir.rename(name, &new_dir, new_name, flags));
+        let renamed = self.reply(renamed);
         self.keep_known(replaced);
         renamed?;
         self.room.note_freed();

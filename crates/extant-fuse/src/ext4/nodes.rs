@@ -190,20 +190,23 @@ impl Nodes {
         drop(inode);
     }
 
-    /// Lowers the kernel's lookup count of `node` by `count`.
-    pub(super) fn forget(&self, node: NodeId, count: u64) {
+    /// Lowers the kernel's lookup count of `node` by `count`. Returns whether that was the end of an
+    /// inode without a name, as far as this table knows.
+    pub(super) fn forget(&self, node: NodeId, count: u64) -> bool {
         let mut shard = self.shard(node).lock();
-        let Some(known) = shard.known.get_mut(&node) else { return };
+        let Some(known) = shard.known.get_mut(&node) else { return false };
         let count = if sabotage("fuse.nodes.forget-counts-one") { 1 } else { count };
         known.lookups = known.lookups.saturating_sub(count);
-        if known.lookups == 0 {
-            shard.known.remove(&node);
-            let gone = shard.more.remove(&node);
-            shard.give_room_back();
-            drop(shard);
-            // The last handle may go with it, which takes other locks.
-            drop(gone);
+        if known.lookups > 0 {
+            return false;
         }
+        shard.known.remove(&node);
+        let gone = shard.more.remove(&node);
+        shard.give_room_back();
+        drop(shard);
+        let held = gone.and_then(|more| more.held);
+        // The last handle may go with it, which takes other locks.
+        held.is_some_and(|inode| !inode.has_name())
     }
 
     /// The kernel knows nothing any more.

@@ -53,7 +53,7 @@ impl Ext4<'_> {
             false => value,
         };
         let blocks = inode.metadata().blocks;
-        self.reply(inode.set_xattr(name, value, mode))?;
+        self.reply(self.with_room_of_removed(|| inode.set_xattr(name, value, mode)))?;
         self.tell_blocks(&inode, node, blocks);
         if take_set_gid && name == ACCESS_ACL {
             let permissions = inode.metadata().permissions;

@@ -2,6 +2,7 @@
 //! themselves that there is none, although the kernel collects them.
 
 use std::fs::{self, File, OpenOptions};
+use std::io::Write as _;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -254,6 +255,38 @@ fn what_lost_something_is_not_copied(settings: &Settings) {
     check(dir.path(), &device);
 }
 
+/// The last inode goes from one file to the next, as fast as a program can: on ext4 of the kernel no
+/// call of these fails.
+fn one_inode_for_many_files(settings: &Settings) {
+    let dir = extant_testkit::tempdir().unwrap();
+    let path = dir.path().join("image");
+    require!(mke2fs(&path, "16M", &["-t", "ext4", "-m", "0", "-J", "size=4", "-N", "128"]));
+    let device = Arc::new(extant_testkit::image::load(&path));
+    let at = dir.path().join("mount");
+    fs::create_dir_all(&at).unwrap();
+    let (served, ()) = with_mount(open(&device), &at, settings, &Heard::new(), |at| {
+        let full = (0..1000).find_map(|number| File::create_new(at.join(number.to_string())).err());
+        assert_eq!(full.and_then(|error| error.raw_os_error()), Some(ENOSPC));
+        fs::remove_file(at.join("0")).unwrap();
+        for round in 0..1500 {
+            let mut file = File::create_new(at.join("next"))
+                .unwrap_or_else(|error| panic!("{error}, in round {round}"));
+            file.write_all(&[1; 5000]).unwrap();
+            drop(file);
+            fs::remove_file(at.join("next")).unwrap();
+        }
+        // What a program has open takes its inode until it closes it.
+        let open = File::create_new(at.join("next")).unwrap();
+        fs::remove_file(at.join("next")).unwrap();
+        let refused = File::create_new(at.join("another")).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(ENOSPC));
+        drop(open);
+        File::create_new(at.join("another")).unwrap();
+    });
+    served.unwrap();
+    check(dir.path(), &device);
+}
+
 fn on_each_transport(run: fn(&Settings)) {
     if let Some(obstacle) = obstacle() {
         skip!("{obstacle}");
@@ -281,6 +314,11 @@ fn a_long_file_ends_where_the_room_does() {
 #[test]
 fn several_writers_lose_little_and_who_has_room_already_goes_on() {
     on_each_transport(several_at_once_and_others_go_on);
+}
+
+#[test]
+fn what_a_removed_file_took_is_there_when_the_call_returns() {
+    on_each_transport(one_inode_for_many_files);
 }
 
 #[test]

@@ -45,13 +45,14 @@ mod xattrs;
 
 use std::num::NonZeroUsize;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
 use crate::source::{Fakeroot, Scanned, SourceError};
 use crate::tree::Kind;
 
 /// How to walk a source directory.
 #[derive(Clone, Debug)]
-pub struct ScanOptions {
+pub struct ScanOptions<'a> {
     /// Number of threads that walk.
     pub threads: NonZeroUsize,
     /// Count what cannot be read in [`Skipped`](crate::source::Skipped) instead of ending with an
@@ -66,17 +67,21 @@ pub struct ScanOptions {
     pub exclude_inode: Option<(u64, u64)>,
     /// Owners, modes and devices that fakeroot showed instead of those that the files have.
     pub fakeroot: Option<Fakeroot>,
+    /// Ends the scan with [`SourceError::Interrupted`] once it is set. It is looked at before each
+    /// directory, and before each 2048 names of a large one.
+    pub cancel: Option<&'a AtomicBool>,
 }
 
-impl Default for ScanOptions {
+impl Default for ScanOptions<'_> {
     /// One thread, everything included, everything must be readable.
-    fn default() -> ScanOptions {
+    fn default() -> Self {
         ScanOptions {
             threads: NonZeroUsize::MIN,
             ignore_unreadable: false,
             one_file_system: false,
             exclude_inode: None,
             fakeroot: None,
+            cancel: None,
         }
     }
 }
@@ -94,12 +99,13 @@ impl Default for ScanOptions {
 /// - [`SourceError::Changed`]: a name vanished or became something else during the walk.
 /// - [`SourceError::Tree`]: more names or deeper directories than a tree can hold.
 /// - [`SourceError::Threads`]: the system gave no thread.
+/// - [`SourceError::Interrupted`]: by [`ScanOptions::cancel`].
 ///
 /// # Cost
 ///
 /// About six system calls per directory, six per file (two where the file system has no flags), one more for a symlink
 /// or an extended attribute. 40 bytes per regular file stay allocated, beside the tree, to notice changes.
-pub fn scan_dir(root: &Path, options: &ScanOptions) -> Result<Scanned, SourceError> {
+pub fn scan_dir(root: &Path, options: &ScanOptions<'_>) -> Result<Scanned, SourceError> {
     walk::scan(root, options)
 }
 

@@ -68,6 +68,8 @@ pub enum SourceError {
     Image(OciError),
     /// The names collected do not make a tree.
     Tree(TreeError),
+    /// Whoever started the scan cancelled it.
+    Interrupted,
     /// The threads that should have read the source could not be had, or failed.
     Threads(ThreadError),
 }
@@ -119,6 +121,7 @@ impl fmt::Display for SourceError {
             }
             SourceError::Image(e) => e.fmt(f),
             SourceError::Tree(e) => e.fmt(f),
+            SourceError::Interrupted => f.write_str("interrupted"),
             SourceError::Threads(e) => e.fmt(f),
         }
     }
@@ -134,7 +137,7 @@ impl std::error::Error for SourceError {
             | SourceError::Archive { .. }
             | SourceError::NotTar { .. } => None,
             SourceError::Image(e) => e.source(),
-            SourceError::Tree(_) => None,
+            SourceError::Tree(_) | SourceError::Interrupted => None,
             // Display already says all of it but the cause.
             SourceError::Threads(e) => e.source(),
         }

@@ -95,9 +95,13 @@ impl Sources {
     ///
     /// One pass over each source. Layers of container images and packed archives are unpacked into one unnamed temporary
     /// file in `spool_dir`.
-    pub fn scan(&self, options: &ScanOptions, spool_dir: &Path) -> Result<Layered, SourceError> {
+    pub fn scan(
+        &self,
+        options: &ScanOptions<'_>,
+        spool_dir: &Path,
+    ) -> Result<Layered, SourceError> {
         let is_lone = self.origins.len() == 1 && self.additions.is_empty();
-        let spool = TarOptions { spool_dir: spool_dir.to_owned() };
+        let spool = TarOptions { spool_dir: spool_dir.to_owned(), cancel: options.cancel };
         let mut merge = Merge::new(spool_dir);
         for origin in &self.origins {
             let first = merge.is_empty();
@@ -125,8 +129,8 @@ impl Sources {
     fn open(
         &self,
         origin: &Origin,
-        options: &ScanOptions,
-        spool: &TarOptions,
+        options: &ScanOptions<'_>,
+        spool: &TarOptions<'_>,
         is_lone: bool,
     ) -> Result<Opened, SourceError> {
         let choice = |choice: &Choice| Choice { platform: self.platform.clone(), ..choice.clone() };
@@ -339,7 +343,11 @@ impl Merge {
         Ok(())
     }
 
-    fn addition(&mut self, addition: &Addition, options: &ScanOptions) -> Result<(), SourceError> {
+    fn addition(
+        &mut self,
+        addition: &Addition,
+        options: &ScanOptions<'_>,
+    ) -> Result<(), SourceError> {
         self.count()?;
         let host = addition.host.as_os_str().as_bytes();
         let is_dir = addition.host.is_dir();
@@ -385,7 +393,7 @@ impl Merge {
 }
 
 /// Checks that what fakeroot saved was about one of the sources.
-fn check_faked(options: &ScanOptions) -> Result<(), SourceError> {
+fn check_faked(options: &ScanOptions<'_>) -> Result<(), SourceError> {
     options.fakeroot.as_ref().map_or(Ok(()), |fakeroot| fakeroot.check())
 }
 

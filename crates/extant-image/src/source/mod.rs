@@ -32,6 +32,8 @@ pub use layers::{Layered, PARTS_MAX, RegistryAccess, Sources};
 pub use lost::{KINDS_MAX, Lost, LostKind};
 pub use origin::{Addition, Origin, OriginError};
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use crate::tree::{NodeId, Tree};
 
 /// A source read to the end: its tree, and access to the contents of its files.
@@ -68,6 +70,14 @@ impl Skipped {
             self.examples.truncate(EXAMPLES_MAX - 1);
             self.examples.insert(at, example);
         }
+    }
+}
+
+/// Ends a scan that was cancelled.
+fn go_on(cancel: Option<&AtomicBool>) -> Result<(), SourceError> {
+    match cancel {
+        Some(cancel) if cancel.load(Ordering::Relaxed) => Err(SourceError::Interrupted),
+        _ => Ok(()),
     }
 }
 

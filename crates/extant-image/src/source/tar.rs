@@ -35,6 +35,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 use extant_sync::threads;
 use rustix::fs::{CWD, Mode, OFlags, openat};
@@ -47,7 +48,7 @@ use self::member::Members;
 pub(super) use self::member::{Attributes, Member, What};
 use crate::signature::recognise;
 use crate::source::container::ContainerNames;
-use crate::source::{Contents, Lost, Scanned, Skipped, SourceError};
+use crate::source::{Contents, Lost, Scanned, Skipped, SourceError, go_on};
 use crate::tree::Tree;
 
 /// Place of an archive.
@@ -60,11 +61,14 @@ pub enum TarInput {
 }
 
 /// How to read an archive.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct TarOptions {
+#[derive(Clone, Debug)]
+pub struct TarOptions<'a> {
     /// Directory for the unnamed temporary file that holds the data of an archive which cannot be
     /// read in place: it needs as much room as all files of the archive have bytes.
     pub spool_dir: PathBuf,
+    /// Ends the scan with [`SourceError::Interrupted`] once it is set. It is looked at before each
+    /// member, and before each piece of a packed archive that is read.
+    pub cancel: Option<&'a AtomicBool>,
 }
 
 /// Reads the names and attributes of an archive. Its compression is recognised by its contents.
@@ -79,7 +83,8 @@ pub struct TarOptions {
 /// - [`SourceError::Io`]: it cannot be opened or read, or the temporary file not be written.
 /// - [`SourceError::Tree`]: too much for one tree.
 /// - [`SourceError::Threads`]: the system started no thread for decompression.
-pub fn scan_tar(input: TarInput, options: &TarOptions) -> Result<Scanned, SourceError> {
+/// - [`SourceError::Interrupted`]: by [`TarOptions::cancel`].
+pub fn scan_tar(input: TarInput, options: &TarOptions<'_>) -> Result<Scanned, SourceError> {
     let path = match input {
         TarInput::Stdin => return scan_tar_stream("standard input", io::stdin(), options),
         TarInput::File(path) => path,
@@ -104,7 +109,7 @@ pub fn scan_tar(input: TarInput, options: &TarOptions) -> Result<Scanned, Source
     }
     let stamp = Stamp::of(&file).map_err(|e| failed("examine", e))?;
     let input = Input::File { file: &file, len: meta.len(), window: Vec::new(), window_start: 0 };
-    let (tree, lost) = parse(input, &name, None)?;
+    let (tree, lost) = parse(input, &name, None, options.cancel)?;
     let contents = Box::new(TarContents::new(file, name, Some(stamp)));
     Ok(Scanned { tree, contents, skipped: Skipped::default(), lost })
 }
@@ -117,9 +122,10 @@ pub fn scan_tar(input: TarInput, options: &TarOptions) -> Result<Scanned, Source
 pub fn scan_tar_stream(
     name: &str,
     input: impl Read + Send,
-    options: &TarOptions,
+    options: &TarOptions<'_>,
 ) -> Result<Scanned, SourceError> {
-    let mut input = Peek::new(input);
+    let cancel = options.cancel;
+    let mut input = Peek::new(Heeding { input, cancel });
     let start = input.peek(Packing::START).map_err(|e| stopped(name, 0, e))?;
     let packing = Packing::of(start);
     let spool = spool_file(&options.spool_dir)?;
@@ -127,9 +133,10 @@ pub fn scan_tar_stream(
         let (writer, reader) = pipe();
         let worker = scope.spawn("decompress", move || decompress(input, packing, writer))?;
         let stream = Input::Stream { stream: Box::new(reader), spool: Spool::new(&spool, 0) };
-        let tree = parse(stream, name, packing.name());
+        let tree = parse(stream, name, packing.name(), cancel);
         worker.join().map_err(threads::ThreadError::from)?;
-        tree
+        // What the reader of a stream was told at its cancelling looks like a failure of it.
+        tree.map_err(|error| go_on(cancel).err().unwrap_or(error))
     })
     .map_err(threads::ThreadError::from)??;
     let contents = Box::new(TarContents::new(spool, name.into(), None));
@@ -140,10 +147,29 @@ fn parse(
     input: Input<'_>,
     name: &str,
     packed: Option<&'static str>,
+    cancel: Option<&AtomicBool>,
 ) -> Result<(Tree, Lost), SourceError> {
     let mut tree = Assembler::new(name);
-    parse_into(&mut |member| tree.add(member).map(|()| true), input, name, packed)?;
+    let mut take = |member| {
+        go_on(cancel)?;
+        tree.add(member).map(|()| true)
+    };
+    parse_into(&mut take, input, name, packed)?;
     tree.finish()
+}
+
+/// A stream that ends when it is cancelled, so that one of many gigabytes in one member does too.
+struct Heeding<'a, R> {
+    input: R,
+    cancel: Option<&'a AtomicBool>,
+}
+
+impl<R: Read> Read for Heeding<'_, R> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        // Not `io::ErrorKind::Interrupted`, which means "again".
+        go_on(self.cancel).map_err(|error| io::Error::other(error.to_string()))?;
+        self.input.read(buf)
+    }
 }
 
 /// Hands the members of an archive to `take`, until that says false; returns how many bytes the spool has then.

@@ -7,6 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::AtomicBool;
 
 use extant_image::source::dir::{ScanOptions, scan_dir};
 use extant_image::source::{Scanned, SourceError};
@@ -16,7 +17,7 @@ fn scan(root: &Path, threads: usize) -> Scanned {
     scan_dir(root, &options(threads)).unwrap()
 }
 
-fn options(threads: usize) -> ScanOptions {
+fn options(threads: usize) -> ScanOptions<'static> {
     ScanOptions { threads: NonZeroUsize::new(threads).unwrap(), ..ScanOptions::default() }
 }
 
@@ -447,5 +448,19 @@ fn time_of_usr_share() {
             scanned.tree.entries().len(),
             start.elapsed()
         );
+    }
+}
+
+#[test]
+fn a_scan_that_is_cancelled_lists_nothing_more() {
+    let temp = tempfile::tempdir().unwrap();
+    fs::create_dir(temp.path().join("dir")).unwrap();
+    for stop in [false, true] {
+        let stop = AtomicBool::new(stop);
+        let scanned = scan_dir(temp.path(), &ScanOptions { cancel: Some(&stop), ..options(2) });
+        match stop.into_inner() {
+            false => assert!(scanned.is_ok()),
+            true => assert!(matches!(scanned.err(), Some(SourceError::Interrupted))),
+        }
     }
 }

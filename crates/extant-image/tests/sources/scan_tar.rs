@@ -1,18 +1,19 @@
 //! `scan_tar` against archives made by GNU tar and Python, and against hostile ones.
 
 use std::fs::{self, File};
-use std::io::Cursor;
+use std::io::{Cursor, Read};
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use extant_image::source::dir::{ScanOptions, scan_dir};
 use extant_image::source::tar::{TarInput, TarOptions, scan_tar, scan_tar_stream};
 use extant_image::source::{Scanned, SourceError};
 use extant_image::tree::{Kind, Node, NodeId, Tree};
 
-fn options() -> TarOptions {
-    TarOptions { spool_dir: std::env::temp_dir() }
+fn options() -> TarOptions<'static> {
+    TarOptions { spool_dir: std::env::temp_dir(), cancel: None }
 }
 
 fn scan_file(path: &Path) -> Scanned {
@@ -523,4 +524,48 @@ mod random {
             let _ = scan_bytes(bytes);
         }
     }
+}
+
+/// An archive that goes on and on: the header of one member of 8 GiB, then zeros. Sets `stop`
+/// after a few megabytes.
+struct Endless<'a> {
+    header: Cursor<Vec<u8>>,
+    read: u64,
+    stop: &'a AtomicBool,
+}
+
+impl Read for Endless<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        assert!(self.read < 64 << 20, "nobody heeds the flag");
+        if self.read > 4 << 20 {
+            self.stop.store(true, Ordering::Relaxed);
+        }
+        let count = match self.header.read(buf)? {
+            0 => {
+                buf.fill(0);
+                buf.len()
+            }
+            count => count,
+        };
+        self.read += count as u64;
+        Ok(count)
+    }
+}
+
+#[test]
+fn a_scan_that_is_cancelled_ends_in_the_middle_of_a_member() {
+    let mut header = vec![0; 512];
+    header[..4].copy_from_slice(b"file");
+    header[100..108].copy_from_slice(b"0000644\0");
+    header[124..136].copy_from_slice(b"77777777777\0");
+    header[148..156].fill(b' ');
+    header[156] = b'0';
+    header[257..265].copy_from_slice(b"ustar\x0000");
+    let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    let stop = AtomicBool::new(false);
+    let options = TarOptions { cancel: Some(&stop), ..options() };
+    let endless = Endless { header: Cursor::new(header), read: 0, stop: &stop };
+    let ended = scan_tar_stream("endless.tar", endless, &options);
+    assert!(matches!(ended, Err(SourceError::Interrupted)), "{:?}", ended.err());
 }

@@ -277,7 +277,7 @@ fn of_tree(scanned: &Scanned) -> Files {
 }
 
 fn scan(bytes: &[u8]) -> Result<Files, String> {
-    let options = TarOptions { spool_dir: std::env::temp_dir() };
+    let options = TarOptions { spool_dir: std::env::temp_dir(), cancel: None };
     let scanned = scan_tar_stream("t", Cursor::new(bytes.to_vec()), &options);
     scanned.map(|scanned| of_tree(&scanned)).map_err(|error| error.to_string())
 }

@@ -191,6 +191,12 @@ class FileSystem:
     def __exit__(self, *_):
         self.close()
 
+    def __reduce__(self):
+        raise TypeError(
+            "a FileSystem is an open image of this process: it can be neither pickled nor copied; "
+            "hand over the image's path, and open it there with extant.open()"
+        )
+
     def sync(self):
         """Makes every change so far durable."""
         self._native.sync()

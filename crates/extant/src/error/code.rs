@@ -130,11 +130,13 @@ pub enum ErrorCode {
     OpenForWriting = 53,
     /// [`FsError::CannotGrow`].
     CannotGrow = 54,
+    /// [`FsError::NameInUse`].
+    NameInUse = 55,
 }
 
 impl ErrorCode {
     /// Every code, in the order of the numbers.
-    pub const ALL: [ErrorCode; 54] = [
+    pub const ALL: [ErrorCode; 55] = [
         Self::NotFound,
         Self::NotADirectory,
         Self::IsADirectory,
@@ -189,6 +191,7 @@ impl ErrorCode {
         Self::Sealed,
         Self::OpenForWriting,
         Self::CannotGrow,
+        Self::NameInUse,
     ];
 
     /// Returns the name of the variant.
@@ -248,6 +251,7 @@ impl ErrorCode {
             Self::Sealed => "Sealed",
             Self::OpenForWriting => "OpenForWriting",
             Self::CannotGrow => "CannotGrow",
+            Self::NameInUse => "NameInUse",
         }
     }
 }
@@ -291,6 +295,7 @@ impl FsError {
             Self::Sealed { .. } => ErrorCode::Sealed,
             Self::OpenForWriting { .. } => ErrorCode::OpenForWriting,
             Self::CannotGrow(_) => ErrorCode::CannotGrow,
+            Self::NameInUse { .. } => ErrorCode::NameInUse,
             Self::IntoItself { .. } => ErrorCode::IntoItself,
             Self::AttributeExists { .. } => ErrorCode::AttributeExists,
             Self::PageCache(_) => ErrorCode::PageCache,
@@ -407,7 +412,7 @@ impl FsError {
             Self::OperationCancelled { .. } => Kind::Other,
             Self::PageCache(_) => Kind::OutOfMemory,
             Self::WritebackFailed { .. } => Kind::Other,
-            Self::InUse { .. } => Kind::ResourceBusy,
+            Self::InUse { .. } | Self::NameInUse { .. } => Kind::ResourceBusy,
             // The kind of `std` for this error (`FilesystemLoop`) is not stable.
             Self::SymlinkLoop { .. } => Kind::Other,
             Self::Open(error) => match &**error {

@@ -189,6 +189,7 @@ impl MountErrorKind {
             | FsError::AttributeExists { .. }
             | FsError::OperationCancelled { .. }
             | FsError::CannotGrow(_)
+            | FsError::NameInUse { .. }
             | FsError::AttributeTooLarge { .. } => Self::Other,
         }
     }

@@ -294,6 +294,12 @@ fn table() -> Vec<(FsError, Family, i32, &'static str)> {
             18,
             "inode 12 is of another mounted file system: copy it instead",
         ),
+        (
+            FsError::NameInUse { name: "/" },
+            Family::Refusal,
+            16,
+            "`/` can be neither removed nor moved, nor anything moved to it",
+        ),
         (FsError::Frozen, Family::Refusal, 16, "the file system is frozen: thaw it first"),
         (
             FsError::CannotGrow(GrowRefused::Busy),
@@ -533,6 +539,7 @@ fn numbers_and_names_of_errors_stay() {
         "Sealed",
         "OpenForWriting",
         "CannotGrow",
+        "NameInUse",
     ];
     let expected = (1..).zip(expected).collect();
     let all = ErrorCode::ALL.map(|code| (code as u16, code.name()));

@@ -23,13 +23,18 @@ use crate::xattr::{self, AclKind, XattrMode};
 /// with their bitmaps and descriptors, quotas of two owners of each kind.
 const CREDITS: u32 = 64;
 
+/// Extra bytes of an inode that has room for the nanoseconds of its last access, the last of the
+/// three fields of that kind (`i_atime_extra`, at 0x8c).
+const TIMES_EXTRA_BYTES: u16 = 0x90 - 0x80;
+
 /// A new value for a time stamp.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TimeChange {
     /// The time of the operation.
     Now,
     /// A given time; inodes of 128 bytes store whole seconds from 1901 to 2038, larger ones reach
-    /// 2446.
+    /// 2446. Another time becomes the nearest that can be stored; the first and the last second
+    /// have no nanoseconds, as with Linux.
     To(Timestamp),
 }
 
@@ -310,16 +315,17 @@ impl Inode {
             return Err(error);
         }
         drop(old);
-        let at = |change: TimeChange| match change {
+        let at = |change: TimeChange, has_extra| match change {
             TimeChange::Now => now,
-            TimeChange::To(time) => time,
+            TimeChange::To(time) => time.nearest(has_extra),
         };
         txn.update(node, |data: &mut InodeData| {
             let target = &mut data.record;
             (target.uid, target.gid, target.project) = (record.uid, record.gid, record.project);
             target.mode = record.mode;
-            target.atime = changes.atime.map_or(target.atime, at);
-            target.mtime = changes.mtime.map_or(target.mtime, at);
+            let has_extra = target.extra_isize >= TIMES_EXTRA_BYTES;
+            target.atime = changes.atime.map_or(target.atime, |change| at(change, has_extra));
+            target.mtime = changes.mtime.map_or(target.mtime, |change| at(change, has_extra));
             if let (Some(_), Some(time)) = (target.crtime, changes.crtime) {
                 target.crtime = Some(time);
             }

@@ -13,12 +13,16 @@ use crate::{Acl, DEPTH_MAX};
 
 use super::resolve::{Last, resolve};
 
-/// Returns the directory that holds the last name of a path, and that name.
+/// Returns the directory that holds the last name of a path, and that name, which may be `.` or
+/// `..`. The root directory has no name: it is in itself, as `/`.
 fn parent_of<'p>(fs: &Fs, path: &'p [u8]) -> Result<(Inode, &'p [u8])> {
     let end = path.iter().rposition(|byte| *byte != b'/').map_or(0, |last| last + 1);
-    let path = &path[..end];
+    let (whole, path) = (path, &path[..end]);
+    if whole.is_empty() {
+        return Err(FsError::NotFound { dir: Ino::ROOT, at: None }.in_path(whole, b""));
+    }
     if path.is_empty() {
-        return Err(FsError::InvalidName { what: "the path has no last name" });
+        return Ok((fs.root()?, b"/"));
     }
     let (dir, name) = match path.iter().rposition(|byte| *byte == b'/') {
         Some(slash) => (&path[..=slash], &path[slash + 1..]),
@@ -27,16 +31,34 @@ fn parent_of<'p>(fs: &Fs, path: &'p [u8]) -> Result<(Inode, &'p [u8])> {
     Ok((resolve(fs, dir, Last::Follow)?.inode, name))
 }
 
-/// Returns whether the path is that of the root directory, which has no name.
-fn is_root(path: &[u8]) -> bool {
-    !path.is_empty() && path.iter().all(|byte| *byte == b'/')
+/// Returns the last name of a path if it stands for a directory that another one names: `/`, `.`
+/// and `..`. None of the three can be made, moved or replaced, as with Linux.
+fn fixed_name(name: &[u8]) -> Option<&'static str> {
+    match name {
+        b"/" => Some("/"),
+        b"." => Some("."),
+        b".." => Some(".."),
+        _ => None,
+    }
 }
 
 /// Returns the directory in which a name is made, and that name.
 fn parent_of_new<'p>(fs: &Fs, path: &'p [u8]) -> Result<(Inode, &'p [u8])> {
-    match is_root(path) {
-        true => Err(FsError::Exists { dir: Ino::ROOT, ino: Ino::ROOT }),
-        false => parent_of(fs, path),
+    let (dir, name) = parent_of(fs, path)?;
+    match fixed_name(name) {
+        Some(_) => {
+            let ino = resolve(fs, path, Last::Follow)?.inode.ino();
+            Err(FsError::Exists { dir: dir.ino(), ino })
+        }
+        None => Ok((dir, name)),
+    }
+}
+
+/// Returns the directory from which a name is removed that may be a directory's, and that name.
+fn parent_of_removed<'p>(fs: &Fs, path: &'p [u8]) -> Result<(Inode, &'p [u8])> {
+    match parent_of(fs, path)? {
+        (_, b"/") => Err(FsError::NameInUse { name: "/" }),
+        found => Ok(found),
     }
 }
 
@@ -139,10 +161,11 @@ impl Fs {
     /// Removes a name of anything but a directory.
     pub fn remove_file(&self, path: impl ImagePath) -> Result<()> {
         let path = path.image_bytes();
-        if is_root(path) {
-            return Err(FsError::IsADirectory { ino: Ino::ROOT });
-        }
         let (dir, name) = parent_of(self, path)?;
+        if fixed_name(name).is_some() {
+            let ino = resolve(self, path, Last::Follow)?.inode.ino();
+            return Err(FsError::IsADirectory { ino });
+        }
         if wants_directory(path) {
             let ino = dir.lookup_ino(name).map_err(|error| error.in_path(path, name))?;
             return Err(FsError::NotADirectory { ino, at: None }.in_path(path, name));
@@ -153,7 +176,7 @@ impl Fs {
     /// Removes an empty directory.
     pub fn remove_dir(&self, path: impl ImagePath) -> Result<()> {
         let path = path.image_bytes();
-        let (dir, name) = parent_of(self, path)?;
+        let (dir, name) = parent_of_removed(self, path)?;
         dir.rmdir(name).map_err(|error| error.in_path(path, name))
     }
 
@@ -161,7 +184,7 @@ impl Fs {
     /// Symbolic links are removed, not followed.
     pub fn remove_all(&self, path: impl ImagePath) -> Result<()> {
         let path = path.image_bytes();
-        let (dir, name) = parent_of(self, path)?;
+        let (dir, name) = parent_of_removed(self, path)?;
         // Only this first lookup can miss.
         dir.lookup_ino(name).map_err(|error| error.in_path(path, name))?;
         // Directories on the way down, each with its name in its parent.
@@ -214,6 +237,16 @@ impl Fs {
         let (from, to) = (from.image_bytes(), to.image_bytes());
         let (old_dir, old_name) = parent_of(self, from)?;
         let (new_dir, new_name) = parent_of(self, to)?;
+        if let Some(name) = fixed_name(old_name) {
+            return Err(FsError::NameInUse { name });
+        }
+        if let Some(name) = fixed_name(new_name) {
+            if flags.contains(RenameFlags::NOREPLACE) {
+                let ino = resolve(self, to, Last::Follow)?.inode.ino();
+                return Err(FsError::Exists { dir: new_dir.ino(), ino });
+            }
+            return Err(FsError::NameInUse { name });
+        }
         if wants_directory(from) || wants_directory(to) {
             let moved = old_dir.lookup(old_name)?;
             if !moved.is_dir() {

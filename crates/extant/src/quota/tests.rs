@@ -158,6 +158,31 @@ fn a_hard_limit_refuses_and_nothing_is_charged() {
     finish(fs, &image);
 }
 
+/// A front end keeps a handle beyond the removal, and lets go of it between two calls.
+#[test]
+fn what_a_removed_file_took_is_there_for_the_next_one() {
+    let image = extant_testkit::require!(Image::make("16M", QUOTA, ""));
+    let fs = image.open();
+    let root = fs.root().unwrap();
+    let limits = QuotaLimits { inodes_hard: 2, space_hard_kib: 8, ..QuotaLimits::default() };
+    limit(&fs, QuotaKind::User, 5, limits);
+    let first = root.create("first", &owned(5, 1)).unwrap();
+    let second = root.create("second", &owned(5, 1)).unwrap();
+    first.write_at(&[1; 8192], 0).unwrap();
+    assert!(matches!(second.write_at(&[2], 0), Err(FsError::QuotaExceeded { .. })));
+    root.unlink("first").unwrap();
+    drop(first);
+    assert_eq!(second.write_at(&[2; 8192], 0).unwrap(), 8192);
+    assert_eq!(usage(&fs, QuotaKind::User, 5).1, 1);
+    root.create("third", &owned(5, 1)).unwrap();
+    assert!(matches!(root.create("fourth", &owned(5, 1)), Err(FsError::QuotaExceeded { .. })));
+    root.unlink("second").unwrap();
+    drop(second);
+    root.create("fourth", &owned(5, 1)).unwrap();
+    drop(root);
+    finish(fs, &image);
+}
+
 #[test]
 fn limits_that_are_not_enforced_are_counted() {
     let image = extant_testkit::require!(Image::make("16M", QUOTA, ""));

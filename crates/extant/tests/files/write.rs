@@ -187,6 +187,55 @@ fn refusals_change_nothing() {
     check(&dir, &device);
 }
 
+/// What the host's kernel answers, and what the library does, to paths that end in a name that no
+/// change can have: the root, `.`, `..`, and nothing. None of the calls can succeed.
+#[test]
+fn names_that_cannot_change_are_refused_as_by_linux() {
+    let dir = work_dir();
+    let device = require!(device(&dir, "16M", &["-t", "ext4"]));
+    let fs = mount(&device);
+    let new = NewInode::root(0o755);
+    // The same paths on both sides.
+    let at = dir.path().join("names");
+    std::fs::create_dir_all(at.join("d")).unwrap();
+    std::fs::write(at.join("f"), "").unwrap();
+    let at = at.to_str().unwrap();
+    fs.create_dir_all(format!("{at}/d"), &new).unwrap();
+    fs.create(format!("{at}/f"), &new).unwrap();
+    let (d, f, free) = (format!("{at}/d"), format!("{at}/f"), format!("{at}/free"));
+    let theirs = |done: std::io::Result<()>| done.unwrap_err().raw_os_error().unwrap();
+    let ours = |done: extant::Result<()>| done.unwrap_err().errno();
+    for end in ["/", "//", "", "d/.", "d/./", "d/..", "d/../"] {
+        let path = &match end.contains('d') {
+            true => format!("{at}/{end}"),
+            false => end.to_owned(),
+        };
+        let answers = [
+            ("mkdir", theirs(std::fs::create_dir(path)), ours(fs.create_dir(path, &new).map(drop))),
+            ("rmdir", theirs(std::fs::remove_dir(path)), ours(fs.remove_dir(path))),
+            ("unlink", theirs(std::fs::remove_file(path)), ours(fs.remove_file(path))),
+            ("from", theirs(std::fs::rename(path, &free)), ours(fs.rename(path, &free))),
+            ("to", theirs(std::fs::rename(&d, path)), ours(fs.rename(&d, path))),
+            ("link", theirs(std::fs::hard_link(&f, path)), ours(fs.hard_link(&f, path))),
+            (
+                "symlink",
+                theirs(std::os::unix::fs::symlink("x", path)),
+                ours(fs.symlink("x", path, &new).map(drop)),
+            ),
+        ];
+        for (call, theirs, ours) in answers {
+            assert_eq!(ours, theirs, "{call} of {end:?}");
+        }
+    }
+    let root = fs.remove_dir("/").unwrap_err();
+    assert!(matches!(root, FsError::NameInUse { name: "/" }), "{root}");
+    assert_eq!(ours(fs.remove_all("/")), 16, "EBUSY");
+    let kept = fs.rename_with(&d, "/", RenameFlags::NOREPLACE);
+    assert_eq!(ours(kept), 17, "EEXIST, as renameat2");
+    fs.unmount().unwrap();
+    check(&dir, &device);
+}
+
 #[test]
 fn exchange_and_whiteout() {
     let dir = work_dir();

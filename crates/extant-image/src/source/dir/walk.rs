@@ -23,7 +23,7 @@ use super::holes::data_runs;
 use super::open::open_dir_beneath;
 use super::queue::Queue;
 use super::xattrs::XattrReader;
-use crate::source::{Lost, Scanned, Skipped, SourceError};
+use crate::source::{Lost, Scanned, Skipped, SourceError, go_on};
 use crate::tree::{DEPTH_MAX, DataRun, Kind, Node, NodeId, Time, TreeBuilder, TreeError, XattrSet};
 
 /// Names handed to one worker at once.
@@ -36,7 +36,7 @@ const GETDENTS_BYTES: usize = 64 << 10;
 const PATH_MAX: usize = 4095;
 
 /// Walks `root`; see [`scan_dir`](super::scan_dir).
-pub(super) fn scan(root: &Path, options: &ScanOptions) -> Result<Scanned, SourceError> {
+pub(super) fn scan(root: &Path, options: &ScanOptions<'_>) -> Result<Scanned, SourceError> {
     let root_path = root.as_os_str().as_bytes().to_vec();
     let io_error = |doing, cause: Errno| SourceError::io(doing, &root_path, cause);
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -84,7 +84,10 @@ pub(super) fn scan(root: &Path, options: &ScanOptions) -> Result<Scanned, Source
     let queue = Queue::new(threads, first);
     threads::workers("scan", threads, |_| {
         let mut worker = Worker::new(&walk, &queue);
-        queue.run(|job| worker.run(job));
+        queue.run(|job| {
+            go_on(options.cancel)?;
+            worker.run(job)
+        });
     })?;
     if let Some(error) = queue.into_failure() {
         return Err(error);
@@ -100,7 +103,7 @@ struct Walk<'a> {
     root: OwnedFd,
     root_path: Vec<u8>,
     root_dev: u64,
-    options: &'a ScanOptions,
+    options: &'a ScanOptions<'a>,
     euid: u32,
     collected: Mutex<Collected>,
 }
