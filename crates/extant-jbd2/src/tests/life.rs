@@ -246,6 +246,7 @@ fn a_client_may_refuse_a_replay_before_anything_of_it_is_written() {
             asked.store(true, Ordering::Relaxed);
             assert_eq!((replay.dirty, replay.errno), (dirty, errno));
             assert_eq!(fill_of(&*seen, 9), Some(1), "the device as it will be");
+            assert_eq!(replay.changes_nothing(), !dirty);
             Err(RecoveryError::Stopped)
         };
         let options = RecoveryOptions::new(HOME_BLOCKS);
