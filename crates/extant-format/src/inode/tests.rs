@@ -244,3 +244,60 @@ fn an_orphan_names_the_next_one_in_its_time_of_deletion() {
     assert_eq!((inode.next_orphan(), inode.permissions()), (None, 0o4755));
     assert_eq!(Inode { dtime: 77, ..inode }.next_orphan(), Some(Ino(77)));
 }
+
+#[test]
+fn an_inode_is_stored_whole_whatever_its_place_held() {
+    let mut random = Prng::new(6);
+    for round in 0..300usize {
+        let layout = InodeLayout {
+            huge_file: random.one_in(2),
+            large_dir: random.one_in(2),
+            wide: random.one_in(2),
+            ..layout(SIZES[round % SIZES.len()])
+        };
+        let len = usize::from(layout.inode_size);
+        let mut bytes = vec![0u8; len];
+        random.fill(&mut bytes);
+        bytes[0x6f] &= 0x7f; // I2
+        if len > 128 {
+            bytes[128..130].copy_from_slice(&[4u16, 20, 32][round % 3].to_le_bytes());
+        }
+        let inode = Inode::decode(&layout, &bytes).unwrap();
+        for fill in [0, 0xff] {
+            let mut place = vec![fill; len];
+            inode.encode(&layout, Ino(77), &mut place).unwrap();
+            Inode::verify_checksum(&layout, Ino(77), &place).unwrap();
+            assert_eq!(Inode::decode(&layout, &place).as_ref(), Ok(&inode), "round {round}");
+        }
+    }
+}
+
+#[test]
+fn what_a_record_has_no_room_for_is_refused_and_nothing_is_written() {
+    let wide = layout(256);
+    let narrow = InodeLayout { wide: false, ..wide };
+    let file = Inode { mode: 0o100_644, ..Inode::empty(&wide) };
+    let stores = |layout: &InodeLayout, inode: &Inode| {
+        let mut place = [0xaa; 256];
+        let stored = inode.encode(layout, Ino(12), &mut place);
+        assert!(stored.is_ok() || place == [0xaa; 256], "{stored:?}");
+        stored.is_ok()
+    };
+    for (block, in_wide, in_narrow) in
+        [(u64::from(u32::MAX), true, true), (1 << 32, true, false), (1 << 48, false, false)]
+    {
+        let inode = Inode { file_acl: FsBlock(block), ..file.clone() };
+        assert_eq!(
+            (stores(&wide, &inode), stores(&narrow, &inode)),
+            (in_wide, in_narrow),
+            "{block}"
+        );
+    }
+    assert!(stores(&wide, &Inode { size: u64::MAX >> 1, ..file.clone() }));
+    assert!(!stores(&wide, &Inode { size: (u64::MAX >> 1) + 1, ..file.clone() }));
+    assert!(stores(&wide, &Inode { sectors: (1 << 48) - 1, ..file.clone() }));
+    assert!(!stores(&wide, &Inode { sectors: 1 << 48, ..file.clone() }));
+    for (extra_isize, fits) in [(128, true), (132, false), (30, false)] {
+        assert_eq!(stores(&wide, &Inode { extra_isize, ..file.clone() }), fits, "{extra_isize}");
+    }
+}
