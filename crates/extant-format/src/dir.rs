@@ -450,4 +450,6 @@ pub fn seal(seed: u32, block: &mut [u8]) {
 }
 
 #[cfg(test)]
+mod scan_tests;
+#[cfg(test)]
 mod tests;

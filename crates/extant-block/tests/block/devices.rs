@@ -354,15 +354,20 @@ fn a_fresh_read_is_not_of_what_the_host_keeps() {
     let device: SharedDevice = Arc::new(FileDevice::open_read_write(&name.0).unwrap());
     let window = WindowDevice::new(device, 4096, 512 << 10).unwrap();
     let (mut kept, mut fresh) = ([0; 1024], [0; 1024]);
-    window.read_at(9000, &mut kept).unwrap();
-    window.write_at(9500, &[1; 10]).unwrap();
-    window.flush().unwrap();
     let other = FileDevice::open_read_write(&path).unwrap();
-    other.write_at(4096 + 9000, &[7; 100]).unwrap();
-    window.read_at(9000, &mut kept).unwrap();
-    assert_eq!(kept[0], 0, "this system does not keep what was read");
-    read_fresh_at(&window, 9000, &mut fresh).unwrap();
-    assert_eq!((fresh[0], fresh[99], fresh[100], fresh[500]), (7, 7, 0, 1));
+    // In the first 64 KiB, over the border of two such pieces, and behind them.
+    for at in [9000, (192 << 10) - 4096 - 500, 400_000] {
+        window.read_at(at, &mut kept).unwrap();
+        window.write_at(at + 500, &[1; 10]).unwrap();
+        window.flush().unwrap();
+        other.write_at(4096 + at, &[7; 100]).unwrap();
+        other.write_at(4096 + at + 1000, &[9; 24]).unwrap();
+        window.read_at(at, &mut kept).unwrap();
+        assert_eq!(kept[0], 0, "this system does not keep what was read");
+        read_fresh_at(&window, at, &mut fresh).unwrap();
+        let seen = [fresh[0], fresh[99], fresh[100], fresh[500], fresh[1000], fresh[1023]];
+        assert_eq!(seen, [7, 7, 0, 1, 9, 9], "byte {at}");
+    }
 }
 
 #[test]
@@ -480,4 +485,38 @@ fn space_that_nobody_asked_for_does_not_keep_a_disk_from_being_filled() {
         ends[0] += BLOCK;
     }
     device.allocate(3 << 20, BLOCK).unwrap_err();
+}
+
+#[test]
+fn a_file_that_is_extended_grows_and_keeps_what_it_has() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    fs::write(&path, vec![7; 64 << 10]).unwrap();
+    let device = FileDevice::open_read_write(&path).unwrap();
+    assert!(device.can_extend());
+    assert_eq!(device.extend(60_000).unwrap(), 64 << 10, "it is longer already");
+    assert_eq!(device.extend(1 << 20).unwrap(), 1 << 20);
+    assert_eq!((device.size_bytes(), fs::metadata(&path).unwrap().len()), (1 << 20, 1 << 20));
+    // The new part is a hole, for which room can be set aside.
+    device.allocate(64 << 10, (1 << 20) - (64 << 10)).unwrap();
+    assert!(fs::metadata(&path).unwrap().blocks() * 512 >= 1 << 20);
+    device.write_at((1 << 20) - 10, &[8; 10]).unwrap();
+    // Another program made it longer still. Who only reads makes nothing longer.
+    let reader = FileDevice::open_read_only(&path).unwrap();
+    fs::File::options().write(true).open(&path).unwrap().set_len(3 << 20).unwrap();
+    assert_eq!(device.extend(2 << 20).unwrap(), 3 << 20);
+    assert_eq!((reader.size_bytes(), reader.can_extend()), (1 << 20, false));
+    let refused = reader.extend(4 << 20).unwrap_err();
+    assert!(matches!(refused.fault(), DeviceFault::ReadOnly), "{refused}");
+    let mut all = vec![1; 3 << 20];
+    device.read_at(0, &mut all).unwrap();
+    let mut wanted = vec![0; 3 << 20];
+    wanted[..64 << 10].fill(7);
+    wanted[(1 << 20) - 10..1 << 20].fill(8);
+    assert!(all == wanted);
+    assert_eq!(fs::metadata(&path).unwrap().len(), 3 << 20);
+    let memory = MemoryDevice::new(4096);
+    assert!(memory.can_extend());
+    assert_eq!((memory.extend(0).unwrap(), memory.extend(9000).unwrap()), (4096, 9000));
+    memory.write_at(8999, &[1]).unwrap();
 }

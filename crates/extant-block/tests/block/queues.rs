@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use extant_base::Prng;
 use extant_block::{
-    AlignedBuffer, BlockDevice, DeviceEngine, DeviceFault, Engine, FaultDevice, FaultPlan,
-    FileDevice, Finished, MemoryDevice, Operation, OperationKind, Queue, QueueOptions, ReadRun,
-    RecordingDevice, Wait, WindowDevice, WriteRun,
+    AlignedBuffer, BlockDevice, DeviceEngine, DeviceError, DeviceFault, Engine, FaultDevice,
+    FaultPlan, FileDevice, Finished, MemoryDevice, Operation, OperationKind, Queue, QueueOptions,
+    ReadRun, RecordingDevice, Wait, WindowDevice, WriteRun,
 };
 
 const SIZE: u64 = (1 << 20) + 777;
@@ -475,6 +475,34 @@ fn a_run_that_fails_fails_alone() {
         let failed: Vec<_> = results.iter().map(Result::is_err).collect();
         assert_eq!((failed, one, three), (vec![false, true, false], bytes, bytes), "{name}");
     });
+}
+
+/// The file looks itself, before its ring: the results of the other runs are theirs.
+#[test]
+fn a_run_past_the_end_of_a_file_fails_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, engine) in DeviceEngine::NAMES {
+        let path = dir.path().join(name);
+        let device = FileDevice::create_new(&path, 8192).unwrap();
+        let Ok(device) = device.with_engine(engine) else { continue };
+        let bytes: Vec<_> = (1..5u8).map(|fill| [fill; 600]).collect();
+        let parts: Vec<_> = bytes.iter().map(|bytes| [IoSlice::new(bytes)]).collect();
+        let places = [0, 7600, 4096, u64::MAX - 10];
+        let runs = places.iter().zip(&parts);
+        let runs: Vec<_> =
+            runs.map(|(offset, parts)| WriteRun { offset: *offset, parts }).collect();
+        let failed = |results: Vec<Result<(), DeviceError>>| -> Vec<bool> {
+            results.iter().map(Result::is_err).collect()
+        };
+        assert_eq!(failed(device.write_runs(&runs)), [false, true, false, true], "{name}");
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 8192, "{name}");
+        let mut out = [[9; 600]; 4];
+        let runs = places.iter().zip(&mut out);
+        let mut runs: Vec<_> = runs.map(|(offset, out)| ReadRun { offset: *offset, out }).collect();
+        assert_eq!(failed(device.read_runs(&mut runs)), [false, true, false, true], "{name}");
+        assert!(out == [[1; 600], [9; 600], [3; 600], [9; 600]], "{name}");
+        assert!(device.runs_at_once(OperationKind::Write) >= 1);
+    }
 }
 
 #[test]

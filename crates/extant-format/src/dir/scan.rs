@@ -269,21 +269,22 @@ pub fn remove_at(area: &mut [u8], layout: DirLayout, hit: &Hit) -> Result<(), Di
     let no_entry = DirFault::NoEntry { offset: hit.offset };
     let at = le::index(hit.offset);
     let size = le::index(check_hit(area, layout, hit)?);
-    let whole = area.get_mut(at..at.saturating_add(size)).ok_or(no_entry)?;
-    let Some(before) = hit.before else {
+    let end = at.saturating_add(size);
+    let Some(before) = hit.before.map(le::index) else {
+        let whole = area.get_mut(at..end).ok_or(no_entry)?;
         let (header, body) = whole.split_first_chunk_mut::<HEADER_BYTES>().ok_or(no_entry)?;
         let [_, _, _, _, r0, r1, _, _] = *header;
         *header = [0, 0, 0, 0, r0, r1, 0, 0];
         body.fill(0);
         return Ok(());
     };
-    whole.fill(0);
-    let before = le::index(before);
-    let before_size = rec_len_at(area, before, layout).ok_or(no_entry)?;
-    if before.saturating_add(le::index(before_size)) != at {
+    let before_size = le::index(rec_len_at(area, before, layout).ok_or(no_entry)?);
+    if before.saturating_add(before_size) != at || area.get(at..end).is_none() {
         return Err(no_entry);
     }
-    put_rec_len(area, before, le::index(before_size).saturating_add(size), layout).ok_or(no_entry)
+    put_rec_len(area, before, before_size.saturating_add(size), layout).ok_or(no_entry)?;
+    area.get_mut(at..end).ok_or(no_entry)?.fill(0);
+    Ok(())
 }
 
 /// Lets the entry that [`scan`] hit name another inode.

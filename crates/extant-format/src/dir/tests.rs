@@ -195,3 +195,75 @@ fn a_block_that_lacks_its_tail_takes_no_entry() {
     seal(1, &mut block);
     assert_eq!(insert(&mut block, layout, &entry), Err(DirFault::NoTail));
 }
+
+#[test]
+fn without_types_only_a_tail_may_look_like_a_long_name() {
+    let layout = DirLayout { filetype: false, ..layout(1024, true, false) };
+    let mut good = [0; 1024];
+    first_block(&mut good, layout, Ino(11), Ino(2), Some(5)).unwrap();
+    check(&good, layout).unwrap();
+    let fault = |offset, name_len| Err(DirFault::NameLength { offset, name_len });
+    for (byte, value, name_len) in [(0, 1, 0xde00), (3, 1, 0xde00), (6, 1, 0xde01), (7, 2, 0x200)] {
+        let mut bad = good;
+        bad[1012 + byte] = value;
+        assert_eq!(check(&bad, layout), fault(1012, name_len), "byte {byte}");
+    }
+    // The same bytes in front of the last twelve.
+    let mut bad = good;
+    bad[12..24].copy_from_slice(&good[1012..]);
+    assert_eq!(check(&bad, layout), fault(12, 0xde00));
+}
+
+#[test]
+fn a_record_has_room_for_its_hash_unless_it_is_dots_or_free() {
+    let layout = layout(1024, false, true);
+    let mut block = [0; 1024];
+    first_block(&mut block, layout, Ino(11), Ino(2), None).unwrap();
+    // `.` and `..` in 12 bytes each, then a free record of 12 and one with a name.
+    block[16] = 12;
+    block[17] = 0;
+    block[24 + 4] = 12;
+    block[36..44].copy_from_slice(&[9, 0, 0, 0, 0xdc, 3, 3, 1]);
+    block[44..47].copy_from_slice(b"abc");
+    check(&block, layout).unwrap();
+    let named = decode_entry(&block, 36, layout).unwrap();
+    assert_eq!(named.hash, Some(NameHash::default()));
+    let dots: Vec<_> = Records::of_block(&block, layout).unwrap().take(3).collect();
+    assert!(dots.iter().all(|entry| entry.unwrap().hash.is_none()));
+    assert!(dots[..2].iter().all(|entry| entry.unwrap().is_dots()) && !named.is_dots());
+    for (len, fits) in [(12, false), (16, false), (20, true)] {
+        block[40..42].copy_from_slice(&[len, 0]);
+        let rec_len = u32::from(len);
+        let wanted = DirFault::RecordLength { offset: 36, rec_len, wanted: 20 };
+        let found = decode_entry(&block, 36, layout).map(drop);
+        assert_eq!(found, if fits { Ok(()) } else { Err(wanted) });
+    }
+}
+
+#[test]
+fn a_writer_fills_a_block_up_to_its_tail_over_whatever_was_there() {
+    for checksum in [true, false] {
+        let layout = layout(1024, checksum, false);
+        let (mut block, mut zeros) = ([0xaa; 1024], [0; 1024]);
+        for block in [&mut block, &mut zeros] {
+            let mut writer = BlockWriter::new(block, layout).unwrap();
+            let mut count = 0;
+            let entry =
+                |ino| NewEntry { ino: Ino(ino), name: b"n", file_type: FileType::Fifo, hash: None };
+            while writer.push(&entry(count + 12)).unwrap() {
+                count += 1;
+            }
+            assert_eq!((count, writer.room()), if checksum { (84, 4) } else { (85, 4) });
+            writer.finish(Some(5));
+            check(block, layout).unwrap();
+            assert_eq!(verify(5, block).is_ok(), checksum);
+            let used = Records::of_block(block, layout).unwrap().used();
+            assert!(used.map(|entry| entry.unwrap().ino.0).eq(12..12 + count));
+        }
+        assert_eq!(block, zeros);
+    }
+    assert_eq!(
+        BlockWriter::new(&mut [0; 1000], layout(1024, true, false)).map(drop),
+        Err(DirFault::Length { found: 1000, wanted: 1024 })
+    );
+}

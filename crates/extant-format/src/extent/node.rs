@@ -226,14 +226,6 @@ impl<'a> Node<'a> {
         list.get(after.checked_sub(1)?)?.decode().ok()
     }
 
-    /// The first extent of a leaf node that starts after `block`: where a hole at `block` ends.
-    #[must_use]
-    pub fn after(&self, block: FileBlock) -> Option<Extent> {
-        let Entries::Extents(list) = self.entries else { return None };
-        let after = list.partition_point(|raw| raw.ee_block.get() <= block.0);
-        list.get(after)?.decode().ok()
-    }
-
     /// The position of the only child that may cover `block`, for [`Node::child`]; `None` when
     /// `block` lies before the first child. O(log n).
     #[must_use]

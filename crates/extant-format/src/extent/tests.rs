@@ -193,6 +193,140 @@ fn index_records_do_not_repeat_the_last_file_block() {
     ));
 }
 
+#[test]
+fn a_record_past_what_can_be_numbered_is_refused_when_it_is_read() {
+    let raw = |file: u32, device: u64, len: u16| RawExtent {
+        ee_block: U32::new(file),
+        ee_len: U16::new(len),
+        ee_start_hi: U16::new((device >> 32) as u16),
+        ee_start_lo: U32::new(device as u32),
+    };
+    assert!(raw(u32::MAX - 8, 1, 8).decode().is_ok());
+    let past = raw(u32::MAX - 7, 1, 8).decode();
+    assert!(matches!(past, Err(ExtentFault::PastLastFileBlock { .. })), "{past:?}");
+    assert!(raw(0, DEVICE_BLOCK_END - 2, 2).decode().is_ok());
+    let past = raw(0, DEVICE_BLOCK_END - 1, 2).decode();
+    assert!(matches!(past, Err(ExtentFault::DeviceBlock { .. })), "{past:?}");
+}
+
+#[test]
+fn an_extent_has_the_blocks_from_its_start_up_to_its_end() {
+    let run = extent(5, 100, 3);
+    let found: Vec<_> = (4..9).map(|block| run.device_block(FileBlock(block))).collect();
+    assert_eq!(found, [None, Some(FsBlock(100)), Some(FsBlock(101)), Some(FsBlock(102)), None]);
+    assert_eq!(run.file_end(), FileBlock(8));
+}
+
+#[test]
+fn a_root_may_have_five_levels_below_it_and_no_more() {
+    let index = Index { file_start: FileBlock(7), child: FsBlock(9) };
+    let root = encode_root(DEPTH_MAX, &[], &[index]).unwrap();
+    assert_eq!(Node::decode_root(&root).unwrap().depth(), 5);
+    let deep = ExtentFault::Depth { found: 6, wanted: 5 };
+    assert_eq!(encode_root(6, &[], &[index]), Err(deep));
+    let mut bad = root;
+    bad[6] = 6;
+    assert_eq!(Node::decode_root(&bad).unwrap_err(), deep);
+    assert_eq!(encode_root(1, &[], &[]), Err(ExtentFault::EmptyIndex { depth: 1 }));
+}
+
+/// The extents below a node, in order.
+fn below(tree: &BuiltTree, node: Node<'_>, all: &mut Vec<Extent>) {
+    all.extend(node.extents());
+    for (index, expect) in node.children() {
+        let (_, bytes) = tree.blocks.iter().find(|(block, _)| *block == index.child).unwrap();
+        verify(9, bytes).unwrap();
+        below(tree, Node::decode_block(bytes, expect).unwrap(), all);
+    }
+}
+
+#[test]
+fn a_built_tree_has_every_extent_and_as_many_nodes_as_were_announced() {
+    let size = BlockSize::new(1024).unwrap();
+    for (count, depth) in [(0u32, 0), (1, 0), (4, 0), (5, 1), (84, 1), (85, 1), (336, 1), (337, 2)]
+    {
+        let extents: Vec<_> =
+            (0..count).map(|at| extent(3 * at, 1000 + 9 * u64::from(at), 2)).collect();
+        let mut next = 50_000;
+        let tree = build(&extents, size, Some(9), || {
+            next += 1;
+            Ok::<_, ExtentFault>(FsBlock(next))
+        });
+        let tree = tree.unwrap();
+        let root = Node::decode_root(&tree.root).unwrap();
+        assert_eq!(root.depth(), depth, "{count}");
+        assert_eq!(Some(tree.blocks.len() as u64), tree_blocks(u64::from(count), size), "{count}");
+        let mut all = Vec::new();
+        below(&tree, root, &mut all);
+        assert_eq!(all, extents);
+    }
+}
+
+#[test]
+fn what_overlaps_or_goes_back_is_no_tree_and_no_node() {
+    let size = BlockSize::new(1024).unwrap();
+    let none = || -> Result<FsBlock, ExtentFault> { Ok(FsBlock(9)) };
+    // Inside a root, inside a leaf, and where one leaf ends and the next begins.
+    for (count, at) in [(3, 1), (100, 50), (100, 84)] {
+        let mut extents: Vec<_> = (0..count).map(|at| extent(4 * at, 100, 4)).collect();
+        assert!(build(&extents, size, None, none).is_ok());
+        extents[at as usize].file_start.0 -= 1;
+        let fault = build(&extents, size, None, none).unwrap_err();
+        assert!(matches!(fault, ExtentFault::Order { .. }), "{fault}");
+    }
+    let index = |start| Index { file_start: FileBlock(start), child: FsBlock(9) };
+    assert!(encode_root(1, &[], &[index(4), index(5)]).is_ok());
+    for second in [3, 4] {
+        let fault = encode_root(1, &[], &[index(4), index(second)]).unwrap_err();
+        assert!(matches!(fault, ExtentFault::Order { record: 1, .. }), "{fault}");
+    }
+    // The same when they are read.
+    let mut bad = root(&[extent(0, 100, 4), extent(4, 200, 4)]);
+    bad[24] = 3;
+    assert!(matches!(Node::decode_root(&bad), Err(ExtentFault::Order { record: 1, .. })));
+    let mut bad = encode_root(1, &[], &[index(4), index(5)]).unwrap();
+    bad[24] = 4;
+    assert!(matches!(Node::decode_root(&bad), Err(ExtentFault::Order { record: 1, .. })));
+}
+
+#[test]
+fn nodes_are_zero_where_no_record_is() {
+    let size = BlockSize::new(1024).unwrap();
+    let index = Index { file_start: FileBlock(7), child: FsBlock(99) };
+    for depth in [0, 1] {
+        let (mut dirty, mut clean) = ([0xaa; 1024], [0; 1024]);
+        for block in [&mut dirty, &mut clean] {
+            encode_block(block, size, Some(9), depth, &[extent(7, 100, 5)], &[index]).unwrap();
+            verify(9, block).unwrap();
+        }
+        assert_eq!(dirty, clean);
+        let (file_start, file_limit) = (FileBlock(7), FileBlock(u32::MAX));
+        let node = Node::decode_block(&clean, Expect { depth, file_start, file_limit }).unwrap();
+        assert_eq!(
+            (node.extents().count(), node.children().count()),
+            [(1, 0), (0, 1)][depth as usize]
+        );
+    }
+    let record = |start: u32| {
+        let mut record = RecordBytes::default();
+        record.copy_from_slice(extent(start, 100, 1).encode().unwrap().as_bytes());
+        record
+    };
+    let mut node = [0xaa; 60];
+    init_node(&mut node, 0, 4, &[record(1), record(2), record(3), record(4)]).unwrap();
+    splice(&mut node, 1, 2, &[]).unwrap();
+    let mut wanted = [0; 60];
+    init_node(&mut wanted, 0, 4, &[record(1), record(4)]).unwrap();
+    assert_eq!(node, wanted);
+    assert!(node[36..].iter().all(|byte| *byte == 0));
+    // A node that is shorter than its header says: nothing is changed.
+    let mut short = wanted;
+    let fault = splice(&mut short[..46], 0, 0, &[record(0)]);
+    assert_eq!((fault, short), (Err(ExtentFault::Short { found: 46 }), wanted));
+    let fault = splice(&mut short[..35], 0, 1, &[]);
+    assert_eq!((fault, short), (Err(ExtentFault::Short { found: 35 }), wanted));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]

@@ -177,6 +177,7 @@ mod tests {
         assert!(InodesVerifier::new(&InodeLayout { checksum_seed: None, ..layout(256) }).is_none());
         let verifier = InodesVerifier::new(&layout(256)).unwrap();
         assert!(!verifier.are_sound(Ino(1), &mut [0; 33 * 256]));
+        assert!(verifier.are_sound(Ino(1), &mut [0; 32 * 256]));
         assert!(!verifier.are_sound(Ino(1), &mut [0; 100]));
         assert!(verifier.are_sound(Ino(1), &mut []));
         // A record with a checksum of 16 bits.

@@ -142,6 +142,7 @@ fn block_counts_use_the_unit_that_fits() {
             let mut inode = Inode::empty(&layout);
             let result = inode.set_sectors(&layout, sectors);
             assert_eq!(result.is_ok(), expected.is_some(), "{sectors}");
+            assert_eq!(inode.sectors, if expected.is_some() { sectors } else { 0 });
             if let Some(flag) = expected {
                 assert_eq!(inode.flags.contains(InodeFlags::HUGE_FILE), flag, "{sectors}");
                 let mut bytes = [0u8; 256];
@@ -173,4 +174,130 @@ fn small_inodes_clamp_times_and_have_no_birth() {
     assert_eq!(back.mtime, Timestamp::new(i64::from(i32::MAX), 0));
     assert_eq!(back.crtime, None);
     assert!(Inode::decode(&layout, &bytes[..127]).is_err());
+}
+
+#[test]
+fn a_seal_changes_the_checksum_and_nothing_else() {
+    let mut random = Prng::new(5);
+    for (size, extra) in [(128u16, 0u16), (256, 0), (256, 4), (256, 32), (1024, 32)] {
+        let layout = layout(size);
+        let mut bytes = vec![0; usize::from(size)];
+        random.fill(&mut bytes);
+        if size > 128 {
+            bytes[128..130].copy_from_slice(&extra.to_le_bytes());
+        }
+        assert!(Inode::verify_checksum(&layout, Ino(77), &bytes).is_err());
+        let mut sealed = bytes.clone();
+        Inode::seal(&layout, Ino(77), &mut sealed).unwrap();
+        Inode::verify_checksum(&layout, Ino(77), &sealed).unwrap();
+        assert!(Inode::verify_checksum(&layout, Ino(78), &sealed).is_err());
+        sealed[0x7c..0x7e].copy_from_slice(&bytes[0x7c..0x7e]);
+        if extra >= 4 {
+            sealed[0x82..0x84].copy_from_slice(&bytes[0x82..0x84]);
+        }
+        assert_eq!(sealed, bytes, "{size} with {extra}");
+        let plain = InodeLayout { checksum_seed: None, ..layout };
+        Inode::seal(&plain, Ino(77), &mut sealed).unwrap();
+        assert_eq!(sealed, bytes, "without checksums");
+        let cut = Inode::seal(&layout, Ino(77), &mut sealed[..usize::from(size) - 1]);
+        assert!(matches!(cut, Err(InodeError::Length(_))), "{cut:?}");
+    }
+}
+
+#[test]
+fn rounded_times_are_those_that_are_read_again() {
+    for (size, extra) in [(128, 0), (256, 0), (256, 4), (256, 8), (256, 12), (256, 16), (256, 32)] {
+        let layout = layout(size);
+        let mut inode = Inode { extra_isize: extra, ..Inode::empty(&layout) };
+        inode.atime = Timestamp::new(1 << 33, 1);
+        inode.ctime = Timestamp::new((1 << 33) + 1, 2);
+        inode.mtime = Timestamp::new(-(1 << 40), 3);
+        inode.crtime = (extra >= 20).then(|| Timestamp::new(1 << 50, 4));
+        let exact = inode.clone();
+        inode.round_times();
+        let mut bytes = vec![0; usize::from(size)];
+        inode.encode(&layout, Ino(12), &mut bytes).unwrap();
+        assert_eq!(Inode::decode(&layout, &bytes), Ok(inode.clone()), "{size} with {extra}");
+        let kept = |end| extra >= end;
+        assert_eq!(inode.ctime == exact.ctime, kept(8), "{extra}");
+        assert_eq!(inode.atime == exact.atime, kept(16), "{extra}");
+        assert_ne!(inode.mtime, exact.mtime, "before 1901");
+    }
+}
+
+#[test]
+fn a_fast_symlink_is_a_short_symlink_without_a_map() {
+    let link = |mode, size, flags| {
+        Inode { mode, size, flags, ..Inode::empty(&layout(256)) }.is_fast_symlink()
+    };
+    let none = InodeFlags::empty();
+    assert!(link(0o120_777, 59, none) && link(0o120_777, 0, none));
+    assert!(!link(0o120_777, 60, none));
+    assert!(!link(0o100_644, 59, none));
+    assert!(!link(0o120_777, 59, InodeFlags::EXTENTS));
+    assert!(!link(0o120_777, 59, InodeFlags::INLINE_DATA));
+}
+
+#[test]
+fn an_orphan_names_the_next_one_in_its_time_of_deletion() {
+    let inode = Inode { mode: 0o104_755, ..Inode::empty(&layout(256)) };
+    assert_eq!((inode.next_orphan(), inode.permissions()), (None, 0o4755));
+    assert_eq!(Inode { dtime: 77, ..inode }.next_orphan(), Some(Ino(77)));
+}
+
+#[test]
+fn an_inode_is_stored_whole_whatever_its_place_held() {
+    let mut random = Prng::new(6);
+    for round in 0..300usize {
+        let layout = InodeLayout {
+            huge_file: random.one_in(2),
+            large_dir: random.one_in(2),
+            wide: random.one_in(2),
+            ..layout(SIZES[round % SIZES.len()])
+        };
+        let len = usize::from(layout.inode_size);
+        let mut bytes = vec![0u8; len];
+        random.fill(&mut bytes);
+        bytes[0x6f] &= 0x7f; // I2
+        if len > 128 {
+            bytes[128..130].copy_from_slice(&[4u16, 20, 32][round % 3].to_le_bytes());
+        }
+        let inode = Inode::decode(&layout, &bytes).unwrap();
+        for fill in [0, 0xff] {
+            let mut place = vec![fill; len];
+            inode.encode(&layout, Ino(77), &mut place).unwrap();
+            Inode::verify_checksum(&layout, Ino(77), &place).unwrap();
+            assert_eq!(Inode::decode(&layout, &place).as_ref(), Ok(&inode), "round {round}");
+        }
+    }
+}
+
+#[test]
+fn what_a_record_has_no_room_for_is_refused_and_nothing_is_written() {
+    let wide = layout(256);
+    let narrow = InodeLayout { wide: false, ..wide };
+    let file = Inode { mode: 0o100_644, ..Inode::empty(&wide) };
+    let stores = |layout: &InodeLayout, inode: &Inode| {
+        let mut place = [0xaa; 256];
+        let stored = inode.encode(layout, Ino(12), &mut place);
+        assert!(stored.is_ok() || place == [0xaa; 256], "{stored:?}");
+        stored.is_ok()
+    };
+    for (block, in_wide, in_narrow) in
+        [(u64::from(u32::MAX), true, true), (1 << 32, true, false), (1 << 48, false, false)]
+    {
+        let inode = Inode { file_acl: FsBlock(block), ..file.clone() };
+        assert_eq!(
+            (stores(&wide, &inode), stores(&narrow, &inode)),
+            (in_wide, in_narrow),
+            "{block}"
+        );
+    }
+    assert!(stores(&wide, &Inode { size: u64::MAX >> 1, ..file.clone() }));
+    assert!(!stores(&wide, &Inode { size: (u64::MAX >> 1) + 1, ..file.clone() }));
+    assert!(stores(&wide, &Inode { sectors: (1 << 48) - 1, ..file.clone() }));
+    assert!(!stores(&wide, &Inode { sectors: 1 << 48, ..file.clone() }));
+    for (extra_isize, fits) in [(128, true), (132, false), (30, false)] {
+        assert_eq!(stores(&wide, &Inode { extra_isize, ..file.clone() }), fits, "{extra_isize}");
+    }
 }

@@ -279,7 +279,7 @@ mod tests {
             for (at, (tag, new)) in read.iter().zip(&written).enumerate() {
                 assert_eq!(tag.fs_block, new.fs_block);
                 assert_eq!(tag.is_escaped(), new.escaped);
-                assert_eq!(tag.uuid.is_some(), at == 0);
+                assert_eq!(tag.uuid, (at == 0).then_some(format.uuid));
                 assert_eq!(tag.flags.contains(TagFlags::LAST), at + 1 == read.len());
                 match format.checksum {
                     JournalChecksum::V3 => assert_eq!(tag.checksum, new.checksum),
@@ -287,6 +287,20 @@ mod tests {
                     _ => assert_eq!(tag.checksum, 0),
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_descriptor_is_zero_behind_its_tags_whatever_was_there() {
+        for format in formats() {
+            let (mut dirty, mut clean) = (vec![0xee; 1024], vec![0; 1024]);
+            for block in [&mut dirty, &mut clean] {
+                let mut writer = DescriptorWriter::new(&format, Tid(9), block).unwrap();
+                let tag = NewTag { fs_block: FsBlock(5), escaped: false, checksum: 6 };
+                assert!(writer.push(tag));
+                writer.finish();
+            }
+            assert_eq!(dirty, clean, "{format:?}");
         }
     }
 

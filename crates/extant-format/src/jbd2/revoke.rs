@@ -176,6 +176,18 @@ mod tests {
     }
 
     #[test]
+    fn a_revoke_block_is_zero_behind_its_numbers_whatever_was_there() {
+        let format = format(JournalChecksum::V3, true);
+        let (mut dirty, mut clean) = (vec![0xee; 1024], vec![0; 1024]);
+        for block in [&mut dirty, &mut clean] {
+            let mut writer = RevokeWriter::new(&format, Tid(4), block).unwrap();
+            assert!(writer.push(FsBlock(7)));
+            writer.finish();
+        }
+        assert_eq!(dirty, clean);
+    }
+
+    #[test]
     fn every_count_is_read_or_refused() {
         for checksum in [JournalChecksum::None, JournalChecksum::V2] {
             for wide in [false, true] {

@@ -589,6 +589,20 @@ mod tests {
         sb.verify_checksum(&out).unwrap();
         assert!(bytes(&sb)[0x24..].iter().all(|byte| *byte == 0));
         assert_eq!(JournalSuperblock::decode(&bytes(&sb)).unwrap(), sb);
+        let old = JournalSuperblock { version: JournalVersion::V1, ..sample() };
+        assert!(bytes(&old)[0x24..].iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn without_a_checksum_of_blocks_its_field_is_zero() {
+        for (compat, incompat) in [(0, 0), (1, 0), (0, 0x12)] {
+            let compat = JournalCompat::from_bits_retain(compat);
+            let incompat = JournalIncompat::from_bits_retain(incompat);
+            let sb = JournalSuperblock { compat, incompat, ..sample() };
+            assert_eq!(sb.checksum().covers_blocks(), incompat.bits() & 0x10 != 0);
+            let is_zero = bytes(&sb)[0xfc..0x100] == [0; 4];
+            assert_eq!(is_zero, !sb.checksum().covers_blocks(), "{:?}", sb.checksum());
+        }
     }
 
     #[test]
@@ -682,6 +696,7 @@ mod tests {
         }
         let off = JournalSuperblock { incompat: JournalIncompat::empty(), ..with(4096, 100) };
         assert_eq!((off.log(), off.fast_commit_area()), (1..4096, 4096..4096));
+        assert!(off.goes_round() && !with(4096, 100).goes_round());
         // A log that starts behind its own end.
         let sb = JournalSuperblock { first: 4000, ..with(4096, 0) };
         assert!(JournalSuperblock::decode(&bytes(&sb)).is_err());
@@ -697,6 +712,8 @@ mod tests {
         assert_eq!(patch(0, 1), "not a journal superblock");
         assert_eq!(patch(4, 2), "journal superblock has the block type Commit");
         assert!(patch(0xc, 3000).contains("block size 3000"));
+        let full = JournalSuperblock { user_count: 48, ..sample() };
+        assert_eq!(JournalSuperblock::decode(&bytes(&full)).unwrap(), full);
         assert_eq!(patch(0x40, 49), "journal has 49 users, more than 48");
         assert!(patch(0x50, 0x0100_0000).contains("checksum type 1"));
         let short = JournalSuperblock::decode(&bytes(&sample())[..1023]).unwrap_err();

@@ -248,3 +248,25 @@ fn a_superblock_in_change_is_refused_with_the_size_before_and_comes_back() {
         }
     }
 }
+
+#[test]
+fn new_inodes_get_the_extra_bytes_that_are_asked_for_where_that_can_be() {
+    let extra = |inode_size, ro_compat, min, want| {
+        let made = with(|raw| {
+            raw.s_inode_size = U16::new(inode_size);
+            raw.s_feature_ro_compat = U32::new(ro_compat);
+            raw.s_min_extra_isize = U16::new(min);
+            raw.s_want_extra_isize = U16::new(want);
+        });
+        made.unwrap().new_extra_isize()
+    };
+    const EXTRA_ISIZE: u32 = 0x40;
+    assert_eq!(extra(128, EXTRA_ISIZE, 0, 0), 0);
+    assert_eq!(extra(256, EXTRA_ISIZE, 0, 0), 32);
+    assert_eq!(extra(256, EXTRA_ISIZE, 28, 28), 32, "less than is known");
+    assert_eq!(extra(256, EXTRA_ISIZE, 0, 64), 64);
+    assert_eq!(extra(256, EXTRA_ISIZE, 64, 32), 64);
+    assert_eq!(extra(256, EXTRA_ISIZE, 0, 128), 128, "all there is");
+    assert_eq!(extra(256, EXTRA_ISIZE, 0, 66), 32, "no multiple of 4");
+    assert_eq!(extra(256, 0, 64, 64), 32, "without the feature");
+}

@@ -1,5 +1,7 @@
 //! What one small operation touches.
 
+use extant_iomap::Mapper;
+
 use crate::support::{Alloc, Fs, Options};
 
 #[test]
@@ -72,4 +74,28 @@ fn a_read_larger_than_the_cache_ends() {
     file.sync().unwrap();
     drop(file);
     fs.check_empty();
+}
+
+/// A program may store behind the end of a file, in the rest of a page that it has mapped.
+#[test]
+fn what_lies_in_memory_behind_the_end_is_never_stored() {
+    for alloc in [Alloc::Pinned, Alloc::Unwritten] {
+        for (size, block_log2) in [(1000, 12), (4096, 12), (5000, 10), (4097, 12), (2048, 10)] {
+            let fs = Fs::new(Options { alloc, block_log2, ..Options::default() });
+            let file = fs.file();
+            file.write(0, &[7; 3 * 4096]).unwrap();
+            file.set_size(size);
+            file.sync().unwrap();
+            assert!(!file.data.is_dirty(), "nothing is left to write");
+            assert_eq!(fs.cache.stats().dirty_bytes, 0);
+            fs.cache.drop_clean();
+            file.set_size(3 * 4096);
+            let mut wanted = vec![0; 3 * 4096];
+            wanted[..size as usize].fill(7);
+            assert!(file.read_all().unwrap() == wanted, "{size} of blocks of 1 << {block_log2}");
+            file.truncate(0).unwrap();
+            drop(file);
+            fs.check_empty();
+        }
+    }
 }

@@ -114,6 +114,16 @@ fn the_area_counts_up_to_the_last_good_tail() {
 }
 
 #[test]
+fn fast_commits_behind_no_full_commit_change_the_file_system() {
+    let a = [FcRecord::Create(dentry(2, 12, b"a"))];
+    let mut log = journal(&[&a]);
+    (log.superblock.start, log.superblock.sequence) = (log.next, log.tid);
+    let replay = recover(&log, &log.superblock, &RecoveryOptions::new(1000)).unwrap();
+    assert_eq!((replay.transactions, replay.blocks.len()), (0, 0));
+    assert!(replay.fast_commits.is_some() && !replay.changes_nothing());
+}
+
+#[test]
 fn a_full_commit_invalidates_the_area() {
     let a = [FcRecord::Create(dentry(2, 12, b"a"))];
     let mut log = journal(&[&a]);

@@ -4,11 +4,13 @@
 //! is needed). J3: `crash` and `rules`. J5, J8: `rules`, `faults`. J7: `rules` for the external
 //! journal; within one device the flush of J6 covers data. J10 (orphans), J11 (the flag) and J12
 //! (checksums of the client's own blocks) are the client's; `rules` tests what the journal offers for
-//! J11 and J12. `threads`: T1. J14 to J18: `fast`. `oracle`: e2fsprogs reads and replays what we wrote.
+//! J11 and J12. `threads`: T1. J14 to J18: `fast`. `life`: a log that is full,
+//! empty or at rest. `oracle`: e2fsprogs reads and replays what we wrote.
 
 mod crash;
 mod fast;
 mod faults;
+mod life;
 mod oracle;
 mod rules;
 mod threads;

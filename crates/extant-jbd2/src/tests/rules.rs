@@ -362,6 +362,7 @@ fn without_a_log_a_commit_writes_home_and_flushes() {
     assert!(matches!(&records[..], [Write { .. }, Write { .. }, Flush]), "{}", records.len());
     assert_eq!(fill_of(&device, 2), Some(6));
     assert_eq!(*client.committed.lock(), [tid]);
+    assert_eq!(journal.work.lock().table.len(), 0, "what is home needs no copy in memory");
     journal.close().unwrap();
 }
 
@@ -376,6 +377,9 @@ fn an_image_of_the_wrong_length_aborts() {
     let tid = handle.tid();
     drop(handle);
     assert!(matches!(journal.commit(tid), Err(JournalError::Aborted { .. })));
+    // Not only this commit: what the transaction changed is lost, and nothing may be built on it.
+    assert!(matches!(journal.start(1).map(drop), Err(JournalError::Aborted { .. })));
+    assert_eq!(store(&device).superblock().errno, -5);
 }
 
 /// A clock that a test sets, back as well as forward.

@@ -172,6 +172,18 @@ fn remove(tree: &mut Memory, start: u64, end: u64, most: usize) -> Result<Vec<Ex
     }
 }
 
+#[test]
+fn a_tree_that_lost_most_of_its_extents_gives_its_levels_back() {
+    let mut tree = Memory::new(8);
+    for at in 0..200 {
+        insert(&mut tree, extent(2 * at, 1000 + 5 * u64::from(at), 1, ExtentState::Written))
+            .unwrap();
+    }
+    assert!(tree.depth() >= 2, "{}", tree.depth());
+    remove(&mut tree, 2 * 4, 1 << 32, 5).unwrap();
+    assert_eq!((tree.extents().len(), tree.depth(), tree.node_count()), (4, 0, 0));
+}
+
 /// Random inserts and removals on a file of `span` blocks, compared with a map of blocks.
 fn compare_with_model(seed: u64, span: u32, steps: usize, max: u16, longest: u32) -> u16 {
     let mut random = Prng::new(seed);
