@@ -15,7 +15,7 @@ use extant_block::{BlockDevice as _, FileDevice, WindowDevice, partition};
 use extant_sync::{Mutex, Rank};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyFloat, PyTuple};
 
 use crate::device::PythonDevice;
 use crate::error::{failed, refused};
@@ -24,8 +24,67 @@ use crate::home::Home;
 
 const EBADF: i32 = 9;
 
-/// `(mode, ino, links, uid, gid, size, atime, mtime, ctime, blocks, block size, rdev)`; times are nanoseconds.
-type Stat = (u32, u64, u32, u32, u32, u64, i128, i128, i128, u64, u32, (u32, u32));
+/// The attributes of an inode, on their way to `os.stat_result`.
+struct Stat {
+    found: Metadata,
+    block_bytes: u32,
+}
+
+impl Stat {
+    fn of(fs: &Fs, found: Metadata) -> Stat {
+        Stat { found, block_bytes: fs.block_size().bytes() }
+    }
+
+    /// The fields of `os.stat_result`, in its order: ten whole numbers, the times with fractions, the times in
+    /// nanoseconds, and what Linux has besides.
+    fn fields<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let found = &self.found;
+        let times = [found.atime, found.mtime, found.ctime];
+        let [atime, mtime, ctime] = times.map(|time| whole(py, nanoseconds(time)));
+        let fraction = |time| PyFloat::new(py, nanoseconds(time) as f64 / 1e9).into_any();
+        let [atime_float, mtime_float, ctime_float] = times.map(fraction);
+        let (major, minor) = found.rdev.unwrap_or_default();
+        let fields = [
+            whole(py, i128::from(u32::from(found.mode()))),
+            whole(py, i128::from(u64::from(found.ino.0))),
+            whole(py, 0),
+            whole(py, i128::from(found.links)),
+            whole(py, i128::from(found.uid)),
+            whole(py, i128::from(found.gid)),
+            whole(py, i128::from(found.size)),
+            whole(py, i128::from(found.atime.seconds)),
+            whole(py, i128::from(found.mtime.seconds)),
+            whole(py, i128::from(found.ctime.seconds)),
+            Ok(atime_float),
+            Ok(mtime_float),
+            Ok(ctime_float),
+            atime,
+            mtime,
+            ctime,
+            whole(py, i128::from(self.block_bytes)),
+            whole(py, i128::from(found.blocks)),
+            whole(py, i128::from(device_number(major, minor))),
+        ];
+        PyTuple::new(py, fields.into_iter().collect::<PyResult<Vec<_>>>()?)
+    }
+}
+
+/// A number; nearly all are small, which is much cheaper.
+fn whole(py: Python<'_>, number: i128) -> PyResult<Bound<'_, PyAny>> {
+    Ok(match i64::try_from(number) {
+        Ok(small) => small.into_pyobject(py)?.into_any(),
+        Err(_) => number.into_pyobject(py)?.into_any(),
+    })
+}
+
+/// A device number as `os.makedev` has it on Linux.
+fn device_number(major: u32, minor: u32) -> u64 {
+    let (major, minor) = (u64::from(major), u64::from(minor));
+    ((major & 0xffff_f000) << 32)
+        | ((major & 0xfff) << 8)
+        | ((minor & 0xffff_ff00) << 12)
+        | (minor & 0xff)
+}
 
 /// A mounted file system.
 #[pyclass(frozen, module = "extant._extant")]
@@ -53,23 +112,6 @@ fn timestamp(nanoseconds: i128) -> PyResult<Timestamp> {
     let seconds = seconds.map_err(|_| PyValueError::new_err("a time too far away"))?;
     // Below 10^9.
     Ok(Timestamp { seconds, nanos: nanoseconds.rem_euclid(1_000_000_000) as u32 })
-}
-
-fn stat_of(fs: &Fs, found: &Metadata) -> Stat {
-    (
-        found.mode().into(),
-        found.ino.0.into(),
-        found.links,
-        found.uid,
-        found.gid,
-        found.size,
-        nanoseconds(found.atime),
-        nanoseconds(found.mtime),
-        nanoseconds(found.ctime),
-        found.blocks,
-        fs.block_size().bytes(),
-        found.rdev.unwrap_or_default(),
-    )
 }
 
 fn permissions(mode: u32) -> PyResult<u16> {
@@ -242,8 +284,15 @@ impl NativeFs {
         self.run(py, path, |fs| fs.resolve(path)?.set_encryption_policy(&policy))
     }
 
-    fn stat(&self, py: Python<'_>, path: &[u8], follow: bool) -> PyResult<Stat> {
-        self.run(py, path, |fs| Ok(stat_of(fs, &resolve(fs, path, follow)?.metadata())))
+    fn stat<'py>(
+        &self,
+        py: Python<'py>,
+        path: &[u8],
+        follow: bool,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let found =
+            self.run(py, path, |fs| Ok(Stat::of(fs, resolve(fs, path, follow)?.metadata())))?;
+        found.fields(py)
     }
 
     /// `(block bytes, blocks, free, available, files, files free, name max)`.
@@ -299,16 +348,16 @@ impl NativeFs {
         &self,
         py: Python<'py>,
         path: &[u8],
-    ) -> PyResult<Vec<(Bound<'py, PyAny>, Stat)>> {
+    ) -> PyResult<Vec<(Bound<'py, PyAny>, Bound<'py, PyTuple>)>> {
         let found = self.run(py, path, |fs| {
             let entries = fs.read_dir(path)?.map(|entry| {
                 let entry = entry?;
-                Ok((entry.name().to_vec(), stat_of(fs, &entry.inode()?.metadata())))
+                Ok((entry.name().to_vec(), Stat::of(fs, entry.inode()?.metadata())))
             });
             entries.collect::<Result<Vec<_>, FsError>>()
         })?;
         let named = |(name, stat): (Vec<u8>, Stat)| {
-            Ok((OsStr::from_bytes(&name).into_pyobject(py)?.into_any(), stat))
+            Ok((OsStr::from_bytes(&name).into_pyobject(py)?.into_any(), stat.fields(py)?))
         };
         found.into_iter().map(named).collect()
     }

@@ -132,6 +132,40 @@ def test_tarfile_zipfile_and_shutil_work(fs, tmp_path):
     assert fs.read_bytes("/copy") == (tmp_path / "f3").read_bytes()
 
 
+def test_each_attribute_is_at_its_place(tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "file").write_bytes(b"x" * 10_000)
+    os.link(source / "file", source / "again")
+    os.symlink("file", source / "link")
+    names = ["file", "link", "."]
+    if os.geteuid() == 0:
+        os.mknod(source / "device", 0o600 | stat.S_IFCHR, os.makedev(0x123, 0x45678))
+        os.chown(source / "file", 70_001, 70_002)
+        names.append("device")
+    os.utime(source / "file", ns=(1_600_000_000_000_000_001, 1_500_000_000_123_456_789))
+    image = tmp_path / "image"
+    extant.build(source, image)
+    with extant.open(image, "r+") as fs:
+        many = dict(fs.listdir_stat("/"))
+        for name in names:
+            ours, host = fs.lstat(f"/{name}"), os.lstat(source / name)
+            for field in ("st_mode", "st_nlink", "st_uid", "st_gid", "st_mtime", "st_mtime_ns", "st_rdev"):
+                if (name, field) != (".", "st_nlink"):
+                    assert getattr(ours, field) == getattr(host, field), (name, field)
+            assert ours[8] == host[8] and len(ours) == 10
+            assert ours.st_blksize == 4096 and ours.st_ino > 0 and ours.st_dev == 0
+            assert name == "." or many[name] == ours
+        found = fs.stat("/link")
+        assert (found.st_size, found.st_blocks) == (10_000, 24)
+        # Later than 64 bits have nanoseconds for.
+        late = 10**19 + 7
+        fs.utime("/file", ns=(late, late))
+        found = fs.stat("/file")
+        assert (found.st_atime_ns, found.st_mtime_ns, found[7], found[8]) == (late, late, 10**10, 10**10)
+        assert found.st_atime == found.st_mtime == 1e10
+
+
 def test_names_and_attributes(fs):
     fs.makedirs("/a/b/c")
     fs.makedirs("/a/b/c", exist_ok=True)

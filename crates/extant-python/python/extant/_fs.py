@@ -72,24 +72,6 @@ class DirEntry:
         return f"<extant.DirEntry {self.name!r}>"
 
 
-def _stat_result(found):
-    mode, ino, links, uid, gid, size, atime, mtime, ctime, blocks, block_bytes, rdev = found
-    seconds = [time // 1_000_000_000 for time in (atime, mtime, ctime)]
-    floats = [time / 1e9 for time in (atime, mtime, ctime)]
-    more = {
-        "st_atime_ns": atime,
-        "st_mtime_ns": mtime,
-        "st_ctime_ns": ctime,
-        "st_blocks": blocks,
-        "st_blksize": block_bytes,
-        "st_rdev": os.makedev(*rdev),
-        "st_atime": floats[0],
-        "st_mtime": floats[1],
-        "st_ctime": floats[2],
-    }
-    return os.stat_result((mode, ino, 0, links, uid, gid, size, *seconds), more)
-
-
 class Opened:
     """The open files of a mount, as long as somebody has them."""
 
@@ -301,7 +283,7 @@ class FileSystem:
 
     def listdir_stat(self, path="/"):
         """Names in a directory with their attributes (``os.stat_result``; of links themselves), in one call."""
-        return [(name, _stat_result(found)) for name, found in self._native.entries_stat(self._bytes(path))]
+        return [(name, os.stat_result(found)) for name, found in self._native.entries_stat(self._bytes(path))]
 
     def walk(self, top="/", topdown=True, onerror=None, followlinks=False):
         """As ``os.walk``."""
@@ -407,7 +389,7 @@ class FileSystem:
 
     def stat(self, path, *, follow_symlinks=True):
         """Attributes, as ``os.stat``."""
-        return _stat_result(self._native.stat(self._bytes(path), follow_symlinks))
+        return os.stat_result(self._native.stat(self._bytes(path), follow_symlinks))
 
     def lstat(self, path):
         """Attributes, of a symbolic link itself."""
