@@ -19,14 +19,14 @@ use extant_base::{FsBlock, Ino, sabotage};
 use extant_block::{BlockDevice, DeviceError, SharedDevice};
 use extant_format::extent::ExtentState;
 use extant_format::features::{Compat, Feature, Incompat, State};
-use extant_format::jbd2::JournalIncompat;
+use extant_format::jbd2::{JournalIncompat, JournalSuperblock};
 use extant_format::superblock::{SUPERBLOCK_OFFSET, Superblock};
 use extant_jbd2::{
     AbortReason, Client, EncodeError, EncodeSink, Image as BlockImage, Journal, JournalBlock,
     JournalOptions, JournalRun, LogStore, MappedJournal, Tid,
 };
 
-use crate::draft::Blocks;
+use crate::draft::{Blocks, Draft};
 use crate::error::{ChangeError, Result};
 use crate::image::Image;
 
@@ -161,10 +161,12 @@ impl Committer {
         Ok(())
     }
 
-    fn journal(&self, runs: Vec<JournalRun>) -> Result<Arc<Journal>> {
-        let home = Arc::clone(&self.device);
-        let log = Arc::new(MappedJournal::new(Arc::clone(&home), self.stored.block_size, runs));
-        let store = LogStore::internal(log).map_err(journal_error)?;
+    fn store(&self, device: &SharedDevice, runs: Vec<JournalRun>) -> Result<LogStore> {
+        let log = MappedJournal::new(Arc::clone(device), self.stored.block_size, runs);
+        LogStore::internal(Arc::new(log)).map_err(journal_error)
+    }
+
+    fn journal(&self, home: &SharedDevice, store: LogStore) -> Result<Arc<Journal>> {
         let mut features = JournalIncompat::empty();
         if self.stored.features.has_incompat(Incompat::SIXTY_FOUR_BIT) {
             features |= JournalIncompat::BLOCKS_64BIT;
@@ -174,7 +176,7 @@ impl Committer {
         }
         let options =
             JournalOptions { pinned_blocks_max: 1 << 20, features, ..JournalOptions::default() };
-        Journal::open(store, home, Arc::new(Quiet), options).map_err(journal_error)
+        Journal::open(store, Arc::clone(home), Arc::new(Quiet), options).map_err(journal_error)
     }
 
     /// Returns whether there is a journal for the changes.
@@ -182,10 +184,30 @@ impl Committer {
         self.log.is_some()
     }
 
-    /// How many blocks one transaction takes; `None` without a journal.
+    /// How many blocks one transaction takes; `None` without a journal. Nothing is written: a log that is
+    /// still to be replayed takes what an empty one takes.
+    ///
+    /// # Errors
+    ///
+    /// [`ChangeError`].
     pub fn limit(&self) -> Result<Option<u32>> {
         let Some(runs) = self.log.clone() else { return Ok(None) };
-        Ok(Some(self.journal(runs)?.credits_max()))
+        let store = self.store(&self.device, runs.clone())?;
+        if !store.superblock().is_dirty() {
+            return Ok(Some(self.journal(&self.device, store)?.credits_max()));
+        }
+        let size = self.stored.block_size.len();
+        let mut block = vec![0; size];
+        JournalSuperblock { start: 0, ..store.superblock().clone() }
+            .encode(&mut block)
+            .map_err(journal_error)?;
+        let draft = Draft::over(Arc::clone(&self.device), self.device.size_bytes(), size);
+        if let Some(first) = runs.iter().find(|run| run.journal_start == 0) {
+            draft.write_at(first.device_start.0 * size as u64, &block)?;
+        }
+        let draft: SharedDevice = Arc::new(draft);
+        let store = self.store(&draft, runs)?;
+        Ok(Some(self.journal(&draft, store)?.credits_max()))
     }
 
     /// Makes the draft of `image` true on the device.
@@ -295,7 +317,10 @@ impl Committer {
             return self.unmark(new);
         }
         let journal = match self.log.clone() {
-            Some(runs) if may_journal => Some(self.journal(runs)?),
+            Some(runs) if may_journal => {
+                let store = self.store(&self.device, runs)?;
+                Some(self.journal(&self.device, store)?)
+            }
             _ => None,
         };
         let fits =

@@ -41,6 +41,12 @@ pub enum ChangeError {
         /// The state found.
         why: String,
     },
+    /// The journal is on another device, and what it holds was not brought in.
+    #[error("{why}")]
+    JournalDevice {
+        /// Which journal it is.
+        why: String,
+    },
     /// The journal could not be replayed.
     #[error("the journal cannot be replayed: {0}")]
     Replay(String),

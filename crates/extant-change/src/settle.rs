@@ -15,6 +15,9 @@ use crate::image::superblock;
 fn replay(error: impl Into<FsError>) -> ChangeError {
     match error.into() {
         FsError::InUse { by } => ChangeError::InUse { why: by.to_string() },
+        error @ FsError::JournalDeviceMissing { .. } => {
+            ChangeError::JournalDevice { why: error.to_string() }
+        }
         other => ChangeError::Replay(other.to_string()),
     }
 }

@@ -126,6 +126,11 @@ impl Checker<'_> {
     }
 
     fn check_journal(&mut self) -> Result<(), CheckError> {
+        let sb = &self.base.sb;
+        // Linux mounts nothing that names both, and e2fsck looks for the device.
+        if sb.journal_uuid != [0; 16] || sb.journal_device != 0 {
+            self.problem(Problem::JournalState { why: "a device with another is named as well" });
+        }
         let Some(info) = self.special_file("s_journal_inum", self.base.sb.journal_inode) else {
             return Ok(());
         };

@@ -106,7 +106,9 @@ impl Exit {
             Exit::Image => "the image is damaged, or is no ext2, ext3 or ext4",
             Exit::Unsupported => "a feature is needed that this version does not have",
             Exit::NoSpace => "the contents do not fit, or the target is full",
-            Exit::Refused => "refused: the target exists, holds data, is in use or is protected",
+            Exit::Refused => {
+                "refused: the target exists, holds data, is in use, is protected, or lacks a feature"
+            }
             Exit::Io => "reading or writing a file or device failed",
             Exit::NotFound => "the image has no such file, or it is of the wrong kind",
             Exit::Internal => "a fault in extant; please report it",

@@ -25,11 +25,28 @@ pub(crate) fn io_exit(error: &std::io::Error) -> Exit {
     }
 }
 
+/// What gives the file system the feature for want of which something was refused.
+fn lacking(error: &FsError) -> Option<&'static str> {
+    match error {
+        FsError::NotSupported { what, .. } if what.ends_with("the feature encrypt") => {
+            Some("extant tune -O encrypt IMG gives the file system the feature")
+        }
+        FsError::InvalidArgument { what } if what.ends_with("no `casefold` feature") => {
+            Some("extant tune -O casefold IMG gives the file system the feature")
+        }
+        FsError::InvalidArgument { what } if what.ends_with("no `project` feature") => Some(
+            "extant tune -O project IMG gives the file system the feature, if its inodes have 256 bytes or more",
+        ),
+        _ => None,
+    }
+}
+
 impl From<FsError> for Failure {
     fn from(error: FsError) -> Failure {
         let exit = match (&error, error.family()) {
             (FsError::NotExt { .. } | FsError::ExternalJournal { .. }, _) => Exit::Image,
             (FsError::Unsupported { .. } | FsError::Encrypted { .. }, _) => Exit::Unsupported,
+            (_, _) if lacking(&error).is_some() => Exit::Refused,
             (FsError::JournalDeviceMissing { .. }, _) => Exit::Refused,
             (FsError::WrongJournalDevice { .. } | FsError::JournalDevice(_), Family::Refusal) => {
                 Exit::Usage
@@ -108,11 +125,8 @@ impl From<FsError> for Failure {
             FsError::DeviceFull(_) => {
                 Some("make room there and try again; what was stored before is kept")
             }
-            FsError::NotSupported { what, .. } if what.ends_with("the feature encrypt") => {
-                Some("extant tune -O encrypt IMG gives the file system the feature")
-            }
             FsError::Unsupported { .. } => Some("a newer version of extant may know the feature"),
-            _ => None,
+            other => lacking(other),
         };
         let mut failure = Failure::caused(exit, "", &error);
         failure.hint = hint.map(str::to_owned);

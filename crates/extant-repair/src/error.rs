@@ -38,6 +38,12 @@ pub enum RepairError {
         /// What says so.
         why: String,
     },
+    /// The journal is on another device, and what it holds was not brought in: it would be lost.
+    #[error("{why}")]
+    JournalDevice {
+        /// Which journal it is.
+        why: String,
+    },
     /// The checker gave up.
     #[error("{0}")]
     Check(String),
@@ -58,6 +64,7 @@ impl From<ChangeError> for RepairError {
         match error {
             ChangeError::Device(source) => RepairError::Device(source),
             ChangeError::InUse { why } => RepairError::InUse { why },
+            ChangeError::JournalDevice { why } => RepairError::JournalDevice { why },
             other => RepairError::Check(other.to_string()),
         }
     }

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use extant::MountOptions;
+use extant::{FsError, MountOptions};
 use extant_base::Ino;
 use extant_block::{BlockDevice, SharedDevice};
 use extant_check::Problem;
@@ -11,6 +11,7 @@ use extant_format::extent::ExtentState;
 use extant_format::features::{Compat, Feature, State as FsState};
 use extant_format::inode::{FileKind, InodeFlags};
 use extant_format::jbd2::{JournalIncompat, JournalSuperblock, Tid};
+use extant_format::superblock::Superblock;
 use extant_jbd2::{
     DamagedBlocks, JournalRun, LogStore, MappedJournal, RecoveryError, RecoveryOptions, recover,
     recover_to_device,
@@ -19,7 +20,7 @@ use extant_jbd2::{
 use extant_layout::{JOURNAL_BLOCKS_MIN, default_fast_commit_blocks, default_journal_blocks};
 
 use crate::draft::{Draft, UNIT};
-use crate::error::{Fixed, Trouble};
+use crate::error::{Fixed, RepairError, Trouble};
 use crate::state::State;
 use extant_change::is_extent_node;
 use extant_format::record::{self, Record};
@@ -48,6 +49,18 @@ fn runs(state: &State, record: &Record) -> Fixed<Vec<JournalRun>> {
             len: extent.len.0,
         })
         .collect())
+}
+
+/// What a journal on another device holds cannot be brought in, and a repair that went on would lose it.
+pub(crate) fn check_elsewhere(sb: &Superblock) -> Result<(), RepairError> {
+    let is_elsewhere = sb.features.has_compat(Compat::HAS_JOURNAL)
+        && sb.journal_inode.0 == 0
+        && sb.journal_uuid != [0; 16];
+    if is_elsewhere && sb.features.has(Feature::RECOVER) {
+        let missing = FsError::JournalDeviceMissing { uuid: sb.journal_uuid };
+        return Err(RepairError::JournalDevice { why: missing.to_string() });
+    }
+    Ok(())
 }
 
 /// Brings in what the log holds. The file system is marked as in need of a check.

@@ -110,6 +110,7 @@ pub fn repair(
         session.tell(code, message, "write the superblock anew", Severity::FileSystem);
     }
     let mut sb = found.sb;
+    journal::check_elsewhere(&sb)?;
     let (mut transactions, mut fast_commits) = (0, 0);
     if !session.is_stopped {
         let mut state = session.state_for_journal(&sb)?;

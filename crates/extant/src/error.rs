@@ -804,8 +804,8 @@ impl fmt::Display for FsError {
             }
             Self::JournalDeviceMissing { uuid } => write!(
                 f,
-                "the journal (UUID {}) is on another device and must be replayed first; pass \
-                 that device, or ignore the journal to see the tree as of its last checkpoint",
+                "the journal (UUID {}) is on another device, which has to be given; or ignore the \
+                 journal to see the tree as of its last checkpoint",
                 Uuid(uuid)
             ),
             Self::Corrupt { structure, ino, block, fault } => {

@@ -182,6 +182,12 @@ impl CheckArgs {
             Err(error @ (FsError::NotExt { .. } | FsError::Unsupported { .. })) => {
                 Err(self.unopened(error, &found.name, device))
             }
+            // Nothing is known of the image as the next mount would have it.
+            Err(
+                error @ (FsError::JournalDeviceMissing { .. }
+                | FsError::WrongJournalDevice { .. }
+                | FsError::JournalDevice(_)),
+            ) => Err(Failure::from(error).about(&found.name)),
             Err(error @ FsError::Device { .. }) => Err(Failure::from(error).about(&found.name)),
             // The first of its problems. What else there is, the image as it lies there says.
             Err(error) => {

@@ -2,7 +2,9 @@
 
 use std::ffi::OsString;
 use std::io::Write;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::Args;
 use extant_block::BlockDevice;
@@ -31,7 +33,8 @@ const HINT: &str =
 /// OUT is a sparse image: superblocks, descriptors, bitmaps, inode tables, directories, maps, attributes, targets of
 /// links and quota are those of IMG, and contents of files are holes, data in inodes included. Every command
 /// reads it; extant check and e2fsck say of it what they say of IMG. A journal that was pending is brought in, and empty
-/// in OUT: its log holds contents and names of the past.
+/// in OUT: its log holds contents and names of the past. What was deleted while it was open is still there, and extant
+/// check calls it orphans.
 ///
 /// --scramble gives every file another name of equal length, and replaces targets of links, values of attributes
 /// and labels as well. Names of attributes, owners, times and sizes stay, and names that are encrypted; indexes of
@@ -82,6 +85,9 @@ pub(crate) fn run(args: &MetadataArgs) -> Result<Exit> {
     let failed = |error: extant_image::output::OutputError| Failure::from(error);
     match existing(&args.out).map_err(failed)? {
         Existing::Nothing => {}
+        Existing::File(_) if is_same(&file, &args.out) => {
+            return Err(refused(format!("{shown} is the image itself: its files would be lost")));
+        }
         Existing::File(_) if args.force => {}
         Existing::File(_) => {
             return Err(refused(format!("{shown} exists")).hint("-f replaces it"));
@@ -91,7 +97,9 @@ pub(crate) fn run(args: &MetadataArgs) -> Result<Exit> {
     let device = args.source.open_read_only(&file).map_err(|error| opening(error, &file))?;
     let device = window(device, args.offset, args.partition)?;
     let options = Options { block_size: None, no_replay: args.no_replay };
-    let image = Image::open(device, &options).map_err(|error| cannot(&error, &name, HINT))?;
+    let is_all = args.offset.is_none() && args.partition.is_none();
+    let image = Image::open(Arc::clone(&device), &options)
+        .map_err(|error| cannot(&error, &name, &device, is_all, HINT))?;
     interrupt::listen()?;
     for note in image.notes() {
         complain(&format!("{name}: note: {}", escape(note.as_bytes())));
@@ -113,6 +121,12 @@ pub(crate) fn run(args: &MetadataArgs) -> Result<Exit> {
     output.commit().map_err(failed)?;
     show(args, &name, &shown, &image, &copied)?;
     Ok(if copied.left.is_empty() { Exit::Success } else { Exit::Image })
+}
+
+/// Whether two names lead to one file. An address leads to none.
+fn is_same(one: &Path, other: &Path) -> bool {
+    let id = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
+    id(one).is_some_and(|one| id(other) == Some(one))
 }
 
 fn show(

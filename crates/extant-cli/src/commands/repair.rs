@@ -358,10 +358,18 @@ fn finding_json(one: &Fix) -> Value {
     })
 }
 
+/// What to do where the journal is on another device and was not brought in.
+pub(crate) fn replay_elsewhere(name: &str) -> String {
+    format!(
+        "extant replay --journal-device FILE {name} brings in what it holds; if it is lost, debugfs -w -R 'feature \
+         -needs_recovery' {name} gives that up"
+    )
+}
+
 fn cannot(error: &RepairError, name: &str) -> Failure {
     let exit = match error {
         RepairError::Features { .. } => Exit::Unsupported,
-        RepairError::InUse { .. } => Exit::Refused,
+        RepairError::InUse { .. } | RepairError::JournalDevice { .. } => Exit::Refused,
         RepairError::NoSuperblock
         | RepairError::BadSuperblock(_)
         | RepairError::DeviceTooSmall { .. }
@@ -373,6 +381,7 @@ fn cannot(error: &RepairError, name: &str) -> Failure {
         RepairError::InUse { .. } => {
             failure.hint(format!("if no host uses it: extant tune -E clear_mmp {name}"))
         }
+        RepairError::JournalDevice { .. } => failure.hint(replay_elsewhere(name)),
         RepairError::DeviceTooSmall { wanted, .. } => failure.hint(cut_off(name, *wanted)),
         _ => failure,
     }

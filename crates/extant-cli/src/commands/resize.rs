@@ -12,7 +12,7 @@ use extant_resize::{ChangeError, Goal, Plan, ResizeError, Sizes};
 use extant_sync::{Clock, SystemClock};
 use serde_json::{Value, json};
 
-use crate::commands::repair::waits;
+use crate::commands::repair::{replay_elsewhere, waits};
 use crate::exit::{Exit, Failure, Result, chain};
 use crate::image::{cut_off, instead_of_ext, opening, split, window};
 use crate::in_use;
@@ -159,7 +159,7 @@ pub(crate) fn run(args: &ResizeArgs) -> Result<Exit> {
         Some(file) => {
             drop(device);
             let after = plan.map(|plan| plan.after.bytes);
-            in_file(&file, &name, goal, after, old_bytes)?
+            in_file(&file, &name, goal, (now.bytes, after), old_bytes)?
         }
     };
     show(args, &done, &name, !done.is_empty())
@@ -254,12 +254,13 @@ fn plan_of(answer: &Value) -> Plan {
     plan
 }
 
-/// Resizes an image file of `old` bytes and what is in it. `after`: the bytes of a file system that becomes larger.
+/// Resizes an image file of `old` bytes and what is in it, a file system of `before` bytes. `after`: the bytes of one
+/// that becomes larger.
 fn in_file(
     file: &FileDevice,
     name: &str,
     goal: Goal,
-    after: Option<u64>,
+    (before, after): (u64, Option<u64>),
     old: u64,
 ) -> Result<Plan> {
     let failed = |error: std::io::Error| {
@@ -275,13 +276,17 @@ fn in_file(
     if let Some(length) = grown {
         set_len(length)?;
     }
-    let device = file.file().try_clone().map_err(failed).and_then(|same| {
-        Ok(Arc::new(FileDevice::with_file(same, Path::new(name), false)?) as SharedDevice)
-    });
-    let done = device.and_then(|device| resize(&device, goal, name));
-    // Of what may be half done, nothing is cut off.
-    let is_refused = matches!(&done, Err(failure) if failure.exit != Exit::Io);
-    if is_refused && grown.is_some() {
+    let device = |read_only| {
+        let same = file.file().try_clone().map_err(failed)?;
+        Ok(Arc::new(FileDevice::with_file(same, Path::new(name), read_only)?) as SharedDevice)
+    };
+    let done = device(false).and_then(|device| resize(&device, goal, name));
+    // Whatever failed, superblock or journal may have the new size already: then nothing is cut off.
+    let has_old_size = || {
+        let sizes = device(true).ok().and_then(|device| extant_resize::sizes(&device).ok());
+        sizes.is_some_and(|sizes| sizes.bytes == before)
+    };
+    if done.is_err() && grown.is_some() && has_old_size() {
         set_len(old)?;
     }
     let done = done?;
@@ -452,6 +457,7 @@ pub(crate) fn of_change(error: &ChangeError, name: &str) -> (Exit, Option<String
         ChangeError::Damaged { .. } | ChangeError::Replay(_) => {
             (Exit::Image, Some(format!("extant repair {name} sets it right")))
         }
+        ChangeError::JournalDevice { .. } => (Exit::Refused, Some(replay_elsewhere(name))),
         ChangeError::DeviceTooSmall { wanted, .. } => (Exit::Image, Some(cut_off(name, *wanted))),
         ChangeError::InUse { .. } => {
             (Exit::Refused, Some(format!("if no host uses it: extant tune -E clear_mmp {name}")))

@@ -4,9 +4,11 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::Args;
 use extant::BlockSize;
+use extant_block::SharedDevice;
 use extant_salvage::{Damage, Image, Options, SalvageError, Summary, salvage};
 use rustix::fs::{self, CWD, Mode};
 use rustix::io::Errno;
@@ -15,7 +17,7 @@ use serde_json::{Map, Value, json};
 use crate::copying::host::{open_dir, raise_file_limit};
 use crate::exit::{Exit, Failure, Result};
 use crate::fault::io_exit;
-use crate::image::{opening, split, window};
+use crate::image::{instead_of_ext, opening, split, window};
 use crate::interrupt;
 use crate::output::{Out, complain, put_bytes};
 use crate::progress::Bar;
@@ -87,8 +89,9 @@ pub(crate) fn run(args: &SalvageArgs) -> Result<Exit> {
     let device = args.source.open_read_only(&file).map_err(|error| opening(error, &file))?;
     let device = window(device, args.offset, args.partition)?;
     let options = Options { block_size: args.block_size, no_replay: args.no_replay };
-    let image =
-        Image::open(device, &options).map_err(|error| cannot(&error, &name, args.hint()))?;
+    let is_all = args.offset.is_none() && args.partition.is_none();
+    let image = Image::open(Arc::clone(&device), &options)
+        .map_err(|error| cannot(&error, &name, &device, is_all, args.hint()))?;
     let root = open_empty(&args.dir)?;
     interrupt::listen()?;
     raise_file_limit();
@@ -127,12 +130,21 @@ fn is_whole(image: &Image, summary: &Summary) -> bool {
     summary.damaged == 0 && summary.lost_groups == 0 && !image.lacks_log()
 }
 
-/// Why an image cannot be opened at all, and what to do about it.
-pub(crate) fn cannot(error: &SalvageError, name: &str, hint: &str) -> Failure {
+/// Why an image cannot be opened at all, and what to do about it. `is_all`: the whole file was looked at, which may be
+/// a disk with partitions.
+pub(crate) fn cannot(
+    error: &SalvageError,
+    name: &str,
+    device: &SharedDevice,
+    is_all: bool,
+    hint: &str,
+) -> Failure {
     let failure = |exit| Failure::new(exit, error.to_string()).about(name);
     match error {
         SalvageError::Features { .. } => failure(Exit::Unsupported),
-        SalvageError::NoSuperblock { .. } => failure(Exit::Image).hint(hint),
+        SalvageError::NoSuperblock { .. } => {
+            instead_of_ext(name, device, is_all).unwrap_or_else(|| failure(Exit::Image).hint(hint))
+        }
         _ => failure(Exit::Io),
     }
 }

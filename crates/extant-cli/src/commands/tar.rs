@@ -31,7 +31,7 @@ pub(crate) const EXAMPLES: &str = "Examples:\n  extant tar root.img > root.tar\n
 /// The archive has everything: owners, devices, hard links, holes, times to the nanosecond, extended
 /// attributes, access control lists and capabilities, in the POSIX (pax) format that GNU tar, libarchive
 /// and extant build read. The same image gives the same bytes. Names are relative to the directory that was
-/// asked for. Sockets have no form in an archive: they are named and left out, with exit code 1.
+/// asked for. What is encrypted comes out as it is read with the key (--key-file). Sockets have no form in an archive: they are named and left out, with exit code 1.
 #[derive(Args, Debug)]
 pub(crate) struct TarArgs {
     #[command(flatten)]
@@ -174,14 +174,11 @@ impl<W: Write> Writer<W> {
             return Err(interrupted());
         }
         let metadata = inode.metadata();
-        if inode.is_encrypted() && !inode.is_dir() {
-            return Err(Failure::new(
-                Exit::Unsupported,
-                format!(
-                    "{}: it is encrypted, and there is no key",
-                    crate::image::label(image, path)
-                ),
-            ));
+        // Without the key, names and targets are others, and contents none; of an empty directory nothing is missing.
+        if let Err(error) = inode.check_key()
+            && !(inode.is_dir() && inode.read_dir().map_err(failed)?.next().is_none())
+        {
+            return Err(failed(error));
         }
         if !inode.is_dir() && metadata.links > 1 {
             let ino = inode.ino().0;

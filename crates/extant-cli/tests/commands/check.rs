@@ -167,3 +167,20 @@ fn any_number_of_threads_tells_the_same() {
         assert!(ran.err().contains(wrong) && ran.err().contains("--threads"), "{}", ran.err());
     }
 }
+
+/// Linux mounts nothing that names both, and e2fsck ends with an error when it has not the device.
+#[test]
+fn a_journal_device_beside_the_journal_is_named_and_taken_away() {
+    for field in ["journal_uuid e97bad5d-abd4-4dff-9a4b-2a3c41ac0adf", "journal_dev 0x700"] {
+        let place = Place::with_image();
+        if !debugfs(&place, "a.img", &[&format!("set_super_value {field}")]) {
+            return;
+        }
+        let told = place.run(&["check", "a.img"]).ends_with(4).out();
+        assert!(told.contains("a device with another is named as well"), "{told}");
+        place.run(&["repair", "-y", "a.img"]).ends_with(1);
+        place.run(&["check", "a.img"]).succeeds();
+        place.run(&["mkdir", "a.img:/new"]).succeeds();
+        assert_ne!(e2fsck_is_content(&place, "a.img"), Some(false));
+    }
+}

@@ -296,7 +296,7 @@ fn a_command_that_fails_changes_nothing_and_says_why() {
     fails(&["setfacl", "-m", "u:5:r", "-m", "d:g:5:r", "a.img:/d/f"], 9, &["only directories"]);
     fails(&["chattr", "+I", "a.img:/d"], 2, &["only shown"]);
     fails(&["chattr", "-e", "a.img:/d"], 5, &["extents"]);
-    fails(&["chattr", "-p", "5", "a.img:/d"], 2, &["project"]);
+    fails(&["chattr", "-p", "5", "a.img:/d"], 7, &["project"]);
     fails(&["touch", "a.img:/none/"], 9, &["directory"]);
     fails(&["tune", "a.img"], 2, &["nothing to do"]);
     fails(&["tune", "-L", "longer than sixteen", "a.img"], 2, &["16 bytes"]);

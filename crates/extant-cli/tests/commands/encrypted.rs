@@ -46,7 +46,10 @@ fn who_encrypts_without_the_feature_hears_how_to_get_it() {
     place.run(&["mkfs", "-q", "a.img", "8M"]).succeeds();
     place.run(&["mkdir", "a.img:/home"]).succeeds();
     let encrypt = ["encrypt", "--key-file", "key", "a.img:/home"];
-    place.run(&encrypt).complains(&["the feature encrypt"]).hints("extant tune -O encrypt");
+    let ran = place.run(&encrypt).ends_with(7);
+    ran.complains(&["the feature encrypt"]).hints("extant tune -O encrypt");
+    place.run(&["chattr", "+F", "a.img:/home"]).ends_with(7).hints("extant tune -O casefold");
+    place.run(&["chattr", "-p", "7", "a.img:/home"]).ends_with(7).hints("extant tune -O project");
     place.run(&["tune", "-O", "encrypt", "a.img"]).succeeds();
     place.run(&encrypt).succeeds();
 }
@@ -461,4 +464,24 @@ fn directories_are_encrypted_by_command() {
     let done = place.run(&["encrypt", "--key-file", "key", "a.img:/full"]);
     assert_ne!(done.output.status.code(), Some(0), "it is not empty");
     place.run(&["check", "a.img"]).succeeds();
+}
+
+#[test]
+fn an_archive_has_what_the_key_reads() {
+    let Some(place) = place() else { return };
+    place.run(&["mkdir", "a.img:/home"]).succeeds();
+    place.run(&["encrypt", "--key-file", "key", "a.img:/home"]).succeeds();
+    place.run(&["ln", "-s", "--key-file", "key", "letter", "a.img:/private/link"]).succeeds();
+    place.run(&["tar", "--key-file", "key", "-o", "a.tar", "a.img"]).succeeds();
+    place.run(&["build", "-q", "b.img", "--from", "a.tar"]).succeeds();
+    assert_eq!(place.run(&["cat", "b.img:/private/link"]).succeeds().out(), "dear reader\n");
+    // Names without the key are no names for an archive.
+    for args in [
+        &["tar", "-o", "c.tar", "a.img"][..],
+        &["tar", "--key-file", "other", "-o", "c.tar", "a.img"],
+    ] {
+        place.run(args).ends_with(5).complains(&["/private", "encrypted with the key"]);
+        assert!(!place.path("c.tar").exists());
+    }
+    place.run(&["tar", "-o", "c.tar", "a.img:/home"]).succeeds();
 }

@@ -46,6 +46,12 @@ fn nothing_is_overwritten_unless_asked_for() {
     place.run(&["metadata", "-f", "a.img", "source/file"]).succeeds();
     place.run(&["check", "source/file"]).succeeds();
     place.run(&["metadata", "a.img", "-"]).ends_with(2).hints("zstd");
+    // Which would be left without its files.
+    std::os::unix::fs::symlink("a.img", place.path("link")).unwrap();
+    for out in ["a.img", "./a.img", "link"] {
+        place.run(&["metadata", "-f", "a.img", out]).ends_with(7).complains(&["the image itself"]);
+    }
+    place.run(&["metadata", "-f", "link", "a.img"]).ends_with(7);
     place.run(&["metadata", "a.img", "source"]).ends_with(7);
     place.run(&["metadata", "a.img:/file", "b.img"]).ends_with(2);
     // An image that is none leaves no copy.

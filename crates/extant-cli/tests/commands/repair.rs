@@ -211,3 +211,36 @@ fn who_changes_a_file_system_with_multi_mount_protection_waits_and_says_so() {
     place.run(&["tune", "-O", "quota", "a.img"]).ends_with(0).complains(&said);
     place.run(&["check", "a.img"]).succeeds();
 }
+
+/// A journal on another device is part of the file system: who goes on without it loses what it holds.
+#[test]
+fn what_a_journal_on_another_device_holds_is_not_given_up() {
+    let place = Place::new();
+    let made = ["-q", "-F", "-t", "ext4", "-O", "^has_journal", "a.img", "32M"];
+    if tool("mke2fs", &made, place.0.path()).is_none() {
+        return;
+    }
+    let commands = [
+        "feature has_journal needs_recovery",
+        "set_super_value journal_uuid e97bad5d-abd4-4dff-9a4b-2a3c41ac0adf",
+    ];
+    std::fs::write(place.path("commands"), commands.join("\n")).unwrap();
+    if tool("debugfs", &["-w", "-f", "commands", "a.img"], place.0.path()).is_none() {
+        return;
+    }
+    let before = std::fs::read(place.path("a.img")).unwrap();
+    for words in [
+        &["repair", "-n", "a.img"][..],
+        &["repair", "-y", "a.img"],
+        &["repair", "-p", "a.img"],
+        &["resize", "a.img", "min"],
+        &["resize", "a.img", "64M"],
+        &["tune", "-O", "^metadata_csum", "a.img"],
+        &["tune", "-O", "^has_journal", "a.img"],
+    ] {
+        let ran = place.run(words).ends_with(7);
+        ran.complains(&["e97bad5d", "another device"]).hints("extant replay --journal-device");
+        assert!(std::fs::read(place.path("a.img")).unwrap() == before, "{words:?}");
+    }
+    place.run(&["check", "a.img"]).ends_with(7).hints("--journal-device");
+}

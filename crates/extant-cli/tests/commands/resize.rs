@@ -80,6 +80,8 @@ fn a_disk_with_partitions_is_called_one_and_its_partitions_are_named() {
         &["resize", "--plan", "disk.img", "+8M"],
         &["tune", "-O", "^huge_file", "disk.img"],
         &["tune", "-n", "-O", "^huge_file", "disk.img"],
+        &["metadata", "disk.img", "copy.img"],
+        &["salvage", "disk.img", "rescued"],
     ] {
         place
             .run(words)
@@ -170,4 +172,77 @@ fn a_full_disk_is_named_and_the_image_is_as_it_was() {
     checked.succeeds();
     again.succeeds();
     assert!(clean.is_none_or(|clean| clean.status.success()));
+}
+
+/// A block that waits in the journal, as after a cut.
+#[test]
+fn an_image_that_was_not_unmounted_is_replayed_first() {
+    let place = Place::new();
+    image(&place);
+    std::fs::write(place.path("block"), [7; 4096]).unwrap();
+    let commands = ["journal_open", "journal_write -b 9000 block", "journal_close"];
+    std::fs::write(place.path("commands"), commands.join("\n")).unwrap();
+    let debugfs = tool("debugfs", &["-w", "-f", "commands", "a.img"], place.0.path());
+    if debugfs.is_none() {
+        return;
+    }
+    let before = std::fs::read(place.path("a.img")).unwrap();
+    for words in [
+        &["resize", "min", "a.img"][..],
+        &["resize", "-16M", "a.img"],
+        &["tune", "-O", "^metadata_csum", "a.img"],
+        &["tune", "-O", "^orphan_file,^has_journal", "a.img"],
+        &["tune", "-J", "size=8M", "a.img"],
+        &["tune", "-U", "random", "a.img"],
+        &["tune", "-I", "512", "a.img"],
+    ] {
+        let mut words = words.to_vec();
+        if words[0] == "resize" {
+            words.swap(1, 2);
+        }
+        std::fs::write(place.path("a.img"), &before).unwrap();
+        let plan = if words[0] == "resize" { "--plan" } else { "-n" };
+        let planned = [&words[..1], &[plan], &words[1..]].concat();
+        place.run(&planned).succeeds();
+        assert!(std::fs::read(place.path("a.img")).unwrap() == before, "{planned:?}");
+        place.run(&words).succeeds();
+        is_clean(&place);
+    }
+}
+
+/// Wherever the disk becomes full, the file has room for the file system that is there, and no more.
+#[test]
+fn a_full_disk_leaves_a_file_that_is_as_long_as_its_file_system() {
+    let place = Place::new();
+    let Some(_disk) = Tmpfs::mount(&place.path("disk"), "size=64M") else { return };
+    let mut full = 0;
+    for kind in [&["-t", "ext4"][..], &["-t", "ext4", "-J", "none"], &["-t", "ext4", "-b", "1024"]]
+    {
+        for left in [0, 40, 80, 120, 160, 200, 240, 280, 320, 360, 400, 500, 600, 800] {
+            let made = [&["mkfs", "-q"], kind, &["disk/a.img", "64M"]].concat();
+            place.run(&made).succeeds();
+            let _full = std::fs::write(place.path("disk/filler"), vec![1; 64 << 20]);
+            std::fs::write(place.path("disk/a.tmp"), []).unwrap();
+            let filler = std::fs::File::options().write(true).open(place.path("disk/filler"));
+            let filler = filler.unwrap();
+            let there = filler.metadata().unwrap().len();
+            filler.set_len(there - (left << 10)).unwrap();
+            let ran = place.run(&["resize", "disk/a.img", "2G"]);
+            std::fs::remove_file(place.path("disk/filler")).unwrap();
+            let what = format!("{kind:?}, {left} KiB left: {}", ran.err());
+            let length = std::fs::metadata(place.path("disk/a.img")).unwrap().len();
+            let code = ran.output.status.code();
+            assert!([Some(0), Some(6)].contains(&code), "{what}");
+            full += usize::from(code == Some(6));
+            let repaired = place.run(&["repair", "-y", "disk/a.img"]);
+            assert!([0, 1].contains(&repaired.output.status.code().unwrap()), "{what}");
+            let told = place.run(&["info", "--json", "disk/a.img"]).succeeds().json();
+            let blocks = told["blocks"].as_u64().unwrap();
+            assert_eq!(blocks * told["block_bytes"].as_u64().unwrap(), length, "{what}");
+            place.run(&["check", "disk/a.img"]).succeeds();
+            place.run(&["resize", "disk/a.img", "2G"]).succeeds();
+            std::fs::remove_file(place.path("disk/a.img")).unwrap();
+        }
+    }
+    assert!(full > 10, "{full} times the disk was full");
 }

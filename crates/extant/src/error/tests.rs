@@ -129,9 +129,9 @@ fn table() -> Vec<(FsError, Family, i32, &'static str)> {
             FsError::JournalDeviceMissing { uuid },
             Family::Refusal,
             22,
-            "the journal (UUID 01234567-89ab-cdef-0123-456789abcdef) is on another device \
-             and must be replayed first; pass that device, or ignore the journal to see the \
-             tree as of its last checkpoint",
+            "the journal (UUID 01234567-89ab-cdef-0123-456789abcdef) is on another \
+             device, which has to be given; or ignore the journal to see the tree as of its last \
+             checkpoint",
         ),
         (
             FsError::WrongJournalDevice { wanted: uuid, found: [0; 16] },
