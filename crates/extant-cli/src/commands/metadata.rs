@@ -123,7 +123,7 @@ pub(crate) fn run(args: &MetadataArgs) -> Result<Exit> {
     Ok(if copied.left.is_empty() { Exit::Success } else { Exit::Image })
 }
 
-/// Whether two names lead to one file. An address leads to none.
+/// Returns whether two names lead to one file. An address leads to none.
 fn is_same(one: &Path, other: &Path) -> bool {
     let id = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
     id(one).is_some_and(|one| id(other) == Some(one))

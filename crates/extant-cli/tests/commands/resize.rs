@@ -227,6 +227,7 @@ fn a_full_disk_leaves_a_file_that_is_as_long_as_its_file_system() {
             let filler = filler.unwrap();
             let there = filler.metadata().unwrap().len();
             filler.set_len(there - (left << 10)).unwrap();
+            drop(filler);
             let ran = place.run(&["resize", "disk/a.img", "2G"]);
             std::fs::remove_file(place.path("disk/filler")).unwrap();
             let what = format!("{kind:?}, {left} KiB left: {}", ran.err());
