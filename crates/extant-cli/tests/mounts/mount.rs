@@ -129,7 +129,8 @@ fn what_is_mounted_is_not_replaced_also_if_told_to() {
     fs::create_dir(mounts.path("tree")).unwrap();
     let build = &["build", "--force", "a.img", "--from", "tree"][..];
     let mkfs = &["mkfs", "--force", "a.img"][..];
-    let metadata = &["metadata", "-f", "a.img", "a.img"][..];
+    mounts.place.run(&["mkfs", "-q", "other.img", "16M"]).succeeds();
+    let metadata = &["metadata", "-f", "other.img", "a.img"][..];
     let tar = &["tar", "-o", "a.img", "a.img"][..];
     mounts.mount(&[]).succeeds();
     for order in [build, mkfs, metadata] {
