@@ -221,6 +221,27 @@ const REASONS: &[(&str, &str, &str)] = &[
         "synced",
         "Each sync is a commit of its own here, and the kernel's ext4 shares more of them.",
     ),
+    (
+        "async",
+        "write",
+        "An attempt asks for each lock instead of waiting for it, and counts what it did.",
+    ),
+    (
+        "async",
+        "lane",
+        "Each request looks at the file, its lock, its rights, the cache and the map.",
+    ),
+    (
+        "async",
+        "punted",
+        "The bytes move from one processor's cache to the other's, and each batch wakes a thread on both sides.",
+    ),
+    (
+        "check",
+        "change",
+        "The image is checked first and changed through its journal; tune2fs and resize2fs do neither.",
+    ),
+    ("check", "", "Most of the memory is the text of the command."),
     ("age", "fill", "Contents are copied twice, into the cache and into the image file."),
     ("age", "churn", "Contents are copied twice, into the cache and into the image file."),
     (

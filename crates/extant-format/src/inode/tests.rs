@@ -41,24 +41,30 @@ fn every_extra_size_is_accepted_or_refused_as_documented() {
     }
 }
 
+/// A layout of the size whose turn it is, and random bytes of a record, with one of these extra sizes.
+fn random_record(random: &mut Prng, round: usize, extras: &[u16]) -> (InodeLayout, Vec<u8>) {
+    let layout = InodeLayout {
+        huge_file: random.one_in(2),
+        large_dir: random.one_in(2),
+        wide: random.one_in(2),
+        ..layout(SIZES[round % SIZES.len()])
+    };
+    let mut bytes = vec![0u8; usize::from(layout.inode_size)];
+    random.fill(&mut bytes);
+    bytes[0x6f] &= 0x7f; // I2
+    if bytes.len() > 128 {
+        let extra = extras[random.below(extras.len() as u64) as usize];
+        bytes[128..130].copy_from_slice(&extra.to_le_bytes());
+    }
+    (layout, bytes)
+}
+
 #[test]
 fn random_records_encode_to_themselves_and_any_flipped_bit_is_noticed() {
     let mut random = Prng::new(11);
     for round in 0..600usize {
-        let layout = InodeLayout {
-            huge_file: random.one_in(2),
-            large_dir: random.one_in(2),
-            wide: random.one_in(2),
-            ..layout(SIZES[round % SIZES.len()])
-        };
-        let len = usize::from(layout.inode_size);
-        let mut bytes = vec![0u8; len];
-        random.fill(&mut bytes);
-        bytes[0x6f] &= 0x7f; // I2
-        if len > 128 {
-            let extra = [0u16, 4, 12, 24, 28, 32, 64, 128][random.below(8) as usize];
-            bytes[128..130].copy_from_slice(&extra.to_le_bytes());
-        }
+        let (layout, bytes) = random_record(&mut random, round, &[0, 4, 12, 24, 28, 32, 64, 128]);
+        let len = bytes.len();
         let inode = Inode::decode(&layout, &bytes).unwrap();
         let mut again = bytes.clone();
         inode.encode(&layout, Ino(77), &mut again).unwrap();
@@ -249,19 +255,8 @@ fn an_orphan_names_the_next_one_in_its_time_of_deletion() {
 fn an_inode_is_stored_whole_whatever_its_place_held() {
     let mut random = Prng::new(6);
     for round in 0..300usize {
-        let layout = InodeLayout {
-            huge_file: random.one_in(2),
-            large_dir: random.one_in(2),
-            wide: random.one_in(2),
-            ..layout(SIZES[round % SIZES.len()])
-        };
-        let len = usize::from(layout.inode_size);
-        let mut bytes = vec![0u8; len];
-        random.fill(&mut bytes);
-        bytes[0x6f] &= 0x7f; // I2
-        if len > 128 {
-            bytes[128..130].copy_from_slice(&[4u16, 20, 32][round % 3].to_le_bytes());
-        }
+        let (layout, bytes) = random_record(&mut random, round, &[4, 20, 32]);
+        let len = bytes.len();
         let inode = Inode::decode(&layout, &bytes).unwrap();
         for fill in [0, 0xff] {
             let mut place = vec![fill; len];

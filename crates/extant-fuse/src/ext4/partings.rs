@@ -5,6 +5,7 @@
 //! the next requests of programs. So who finds no room just after something was removed waits for a
 //! moment until it is forgotten, and tries again.
 
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use extant_base::sabotage;
@@ -13,39 +14,50 @@ use extant_sync::{Clock, Condvar, Mutex, Rank};
 /// How long after a removal its inode is waited for. What programs still have open stays longer.
 const WAIT: Duration = Duration::from_millis(100);
 
-/// How often the last name of an inode was taken, and how often such an inode was forgotten.
+/// How often inodes without a name were forgotten, and when the last one lost its name. Changes that
+/// find room, removals and the kernel's forgetting take no lock.
 pub(super) struct Partings {
-    state: Mutex<State>,
-    ended: Condvar,
-}
-
-#[derive(Default)]
-struct State {
-    /// When a last name was taken, by the clock that counts on.
-    began: Option<Duration>,
+    /// When a last name was taken, in nanoseconds of the clock that counts on; 0 for never.
+    began: AtomicU64,
     /// How many were forgotten.
-    count: u64,
+    count: AtomicU64,
+    /// Threads that wait for the next one.
+    waiting: AtomicU32,
+    sleep: Mutex<()>,
+    ended: Condvar,
 }
 
 impl Partings {
     pub(super) fn new() -> Partings {
-        Partings { state: Mutex::new(Rank::Leaf, State::default()), ended: Condvar::new() }
+        Partings {
+            began: AtomicU64::new(0),
+            count: AtomicU64::new(0),
+            waiting: AtomicU32::new(0),
+            sleep: Mutex::new(Rank::Leaf, ()),
+            ended: Condvar::new(),
+        }
     }
 
     /// An inode has lost its last name, and the kernel knows it.
     pub(super) fn began(&self, now: Duration) {
-        self.state.lock().began = Some(now);
+        let nanos = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+        self.began.store(nanos.max(1), Ordering::Relaxed);
     }
 
     /// The kernel has forgotten an inode without a name.
     pub(super) fn ended(&self) {
-        self.state.lock().count += 1;
-        self.ended.notify_all();
+        // Either the waiter that comes now sees the new count, or it is seen here.
+        self.count.fetch_add(1, Ordering::SeqCst);
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            // Who looked at the count before is asleep once the lock is free.
+            drop(self.sleep.lock());
+            self.ended.notify_all();
+        }
     }
 
     /// How many were forgotten so far.
     pub(super) fn count(&self) -> u64 {
-        self.state.lock().count
+        self.count.load(Ordering::SeqCst)
     }
 
     /// Waits until more than `count` are forgotten. Returns false when nothing was removed within
@@ -54,14 +66,25 @@ impl Partings {
         if sabotage("fuse.partings.not-waited-for") {
             return false;
         }
-        let mut state = self.state.lock();
-        while state.count == count {
-            let until = state.began.map_or(Duration::ZERO, |began| began.saturating_add(WAIT));
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let has_ended = self.sleep_until_more_than(count, clock);
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        has_ended
+    }
+
+    fn sleep_until_more_than(&self, count: u64, clock: &dyn Clock) -> bool {
+        let mut guard = self.sleep.lock();
+        while self.count() == count {
+            let began = self.began.load(Ordering::Relaxed);
+            let until = match began {
+                0 => Duration::ZERO,
+                _ => Duration::from_nanos(began).saturating_add(WAIT),
+            };
             let left = until.saturating_sub(clock.monotonic());
             if left.is_zero() {
                 return false;
             }
-            self.ended.wait_for(&mut state, left);
+            self.ended.wait_for(&mut guard, left);
         }
         true
     }

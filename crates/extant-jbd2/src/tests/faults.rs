@@ -1,6 +1,5 @@
 //! J8: a device that fails, at every operation of a scenario.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use extant_block::{
@@ -150,38 +149,9 @@ fn a_failed_encoding_aborts() {
     assert_eq!(store(&device).superblock().errno, -117);
 }
 
-/// Calls a hook before each flush.
-struct Hooked {
-    below: Arc<MemoryDevice>,
-    hook: OnceLock<Box<dyn Fn() + Send + Sync>>,
-}
-
-impl BlockDevice for Hooked {
-    fn submit(&self, batch: Vec<Operation>) -> Pending {
-        let is_flush = batch.iter().any(|operation| operation.kind() == OperationKind::Flush);
-        if let Some(hook) = self.hook.get().filter(|_| is_flush) {
-            hook();
-        }
-        self.below.submit(batch)
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.below.size_bytes()
-    }
-
-    fn is_read_only(&self) -> bool {
-        false
-    }
-
-    fn describe(&self) -> Arc<str> {
-        "hooked".into()
-    }
-}
-
 #[test]
 fn j8_an_abort_while_a_transaction_is_written_keeps_it_from_counting() {
-    let below = Arc::new(formatted(JournalChecksum::V3));
-    let hooked = Arc::new(Hooked { below, hook: OnceLock::new() });
+    let hooked = Hooked::over(formatted(JournalChecksum::V3));
     let device: SharedDevice = hooked.clone();
     let journal = open(&device, TestClient::plain());
     let block = TestBlock::new(3);

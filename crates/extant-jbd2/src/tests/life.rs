@@ -1,9 +1,8 @@
 //! A log that is full, empty, at rest, or closed while others go on.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use extant_block::{BlockDevice, Operation, OperationKind, Pending, RecordingDevice};
+use extant_block::RecordingDevice;
 use extant_sync::threads;
 
 use super::*;
@@ -157,48 +156,20 @@ fn many_revokes_take_few_blocks_and_hide_every_copy() {
     }
 }
 
-/// Calls a hook once, at the first flush after it was set.
-struct AtFlush {
-    below: MemoryDevice,
-    hook: OnceLock<Box<dyn Fn() + Send + Sync>>,
-    called: AtomicBool,
-}
-
-impl BlockDevice for AtFlush {
-    fn submit(&self, batch: Vec<Operation>) -> Pending {
-        let is_flush = batch.iter().any(|operation| operation.kind() == OperationKind::Flush);
-        if let Some(hook) = self.hook.get().filter(|_| is_flush)
-            && !self.called.swap(true, Ordering::Relaxed)
-        {
-            hook();
-        }
-        self.below.submit(batch)
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.below.size_bytes()
-    }
-
-    fn is_read_only(&self) -> bool {
-        false
-    }
-
-    fn describe(&self) -> Arc<str> {
-        "calls at a flush".into()
-    }
-}
-
 #[test]
 fn a_change_made_while_committed_blocks_go_home_ends_a_rest_and_is_committed_by_a_close() {
     for closes in [false, true] {
-        let below = formatted(JournalChecksum::V3);
-        let called = AtomicBool::new(false);
-        let hooked = Arc::new(AtFlush { below, hook: OnceLock::new(), called });
+        let hooked = Hooked::over(formatted(JournalChecksum::V3));
+        let called = Arc::new(AtomicBool::new(false));
+        let before = Arc::clone(&called);
         let device: SharedDevice = hooked.clone();
         let journal = open(&device, TestClient::plain());
         change(&journal, &[(&TestBlock::new(9), 1)]);
         let other = Arc::downgrade(&journal);
         let late = move || {
+            if before.swap(true, Ordering::Relaxed) {
+                return;
+            }
             let journal = other.upgrade().unwrap();
             let run = move || {
                 let mut handle = journal.start(1).unwrap();
@@ -219,7 +190,7 @@ fn a_change_made_while_committed_blocks_go_home_ends_a_rest_and_is_committed_by_
                 journal.commit(journal.running()).unwrap();
             }
         }
-        assert!(hooked.called.load(Ordering::Relaxed));
+        assert!(called.load(Ordering::Relaxed));
         drop(journal);
         let (replay, _) = replayed(&device).unwrap();
         assert_eq!(replay.dirty, !closes);
