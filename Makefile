@@ -71,7 +71,8 @@ posix: build ## system calls on a mount and on the kernel's ext4, side by side (
 	@scripts/deps e2fsprogs perl
 	EXTANT=$(EXTANT) scripts/posix-suite
 
-bench: bench-build bench-mkfs bench-check bench-read bench-namespace bench-io bench-fio bench-async bench-alloc bench-pieces bench-age bench-direct bench-crypt bench-mount bench-remote bench-python bench-page ## all benchmarks, and the page of them
+bench: ## all benchmarks, and the page of them; what cannot run here is named at the end, and the others go on
+	TARGET=$(TARGET) scripts/bench-all build mkfs check read namespace io fio async alloc pieces age direct crypt mount remote python
 
 # Small files and one or two rounds: to see that everything runs and where things stand, not to quote.
 bench-quick: build-whole ## all benchmarks, small, in less than five minutes, and the page of them
@@ -105,7 +106,7 @@ bench-remote: build-whole ## qcow2 against raw, NBD against fio, a store 20 ms a
 bench-read: build-whole ## reading through the library against pread; walks; memory
 	EXTANT=$(WHOLE) $(CARGO) run --profile dist -q -p extant-bench -- read
 
-bench-namespace: ## create, remove, rename, stat in process against the kernel's ext4 (root)
+bench-namespace: ## create, remove, rename, stat in process against the kernel's ext4 (root; RUNS=5 DIVIDE=1, a part of the operations)
 	@scripts/deps e2fsprogs
 	$(CARGO) run --profile dist -q -p extant-bench -- namespace
 
@@ -144,7 +145,7 @@ bench-crypt: ## what encryption costs files that are read and written, against p
 	@scripts/deps e2fsprogs
 	$(CARGO) run --profile dist -q -p extant-bench -- crypt
 
-bench-fio: build-whole ## fio itself on the kernel's ext4 and XFS and on extant in process, under 4 minutes (root; ROWS= ROUNDS= SECONDS_EACH= SIZE= JSON=)
+bench-fio: build-whole ## fio itself on the kernel's ext4 and XFS and on extant in process, under 4 minutes (root; ROWS= ROUNDS= SECONDS_EACH= RAMP= SIZE= JSON=)
 	@scripts/deps e2fsprogs fio python3
 	@scripts/deps xfsprogs || true
 	$(CARGO) build --profile dist -p extant-fio

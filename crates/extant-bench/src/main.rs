@@ -278,11 +278,12 @@ fn read_one() -> Result<()> {
 /// fsync, no more than it with.
 fn namespace() -> Result<()> {
     let dir = memory_dir()?;
+    let divide = variable("DIVIDE", "1").parse().context("DIVIDE is a number")?;
     let mut all: Vec<Series> = Vec::new();
     let mut counters: Vec<(String, [f64; 3])> = Vec::new();
     for round in 1..=runs()? {
         println!("round {round}");
-        for sample in namespace::round(dir.path())? {
+        for sample in namespace::round(dir.path(), divide)? {
             let same =
                 |series: &&mut Series| series.row == sample.row && series.target == sample.target;
             match all.iter_mut().find(same) {

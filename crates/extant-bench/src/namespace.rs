@@ -322,20 +322,22 @@ fn image(dir: &Path, name: &str) -> Result<std::path::PathBuf> {
     Ok(path)
 }
 
-/// One round: every kind of work with one and two threads, on fresh images, sides taking turns.
-pub fn round(dir: &Path) -> Result<Vec<Sample>> {
+/// One round: every kind of work with one and two threads, on fresh images, sides taking turns; `1/divide` of the usual
+/// number of operations.
+pub fn round(dir: &Path, divide: usize) -> Result<Vec<Sample>> {
     let mut samples = Vec::new();
     for (kind, name) in Work::ALL {
+        let operations = kind.operations() / divide.max(1);
         for count in [1, 2] {
             let row = format!("{name}, {count} thread{}", if count == 1 { "" } else { "s" });
             {
                 let image = image(dir, "extant.img")?;
                 let side = Extant::mount(&image, count).context("extant")?;
                 let before = side.fs().writer_stats();
-                let micros = measure(&side, kind, kind.operations(), count).context("extant")?;
+                let micros = measure(&side, kind, operations, count).context("extant")?;
                 // A round makes and unmakes, but for the one that only looks.
                 let each = if kind == Work::Stat { 1 } else { 2 };
-                let per = (each * kind.operations() * count).max(1) as f64;
+                let per = (each * operations * count).max(1) as f64;
                 let counters = before.zip(side.fs().writer_stats()).map(|(before, after)| {
                     let per = |after: u64, before: u64| (after - before) as f64 / per;
                     let (old, new) = (before.journal, after.journal);
@@ -358,8 +360,7 @@ pub fn round(dir: &Path) -> Result<Vec<Sample>> {
                         continue;
                     }
                 };
-                let micros =
-                    measure(&side, kind, kind.operations(), count).context("kernel ext4")?;
+                let micros = measure(&side, kind, operations, count).context("kernel ext4")?;
                 samples.push(Sample { target: "ext4", row, micros, counters: None });
             }
         }
