@@ -56,11 +56,13 @@ pub enum Target {
     Xfs,
     /// Copies between two buffers.
     Memcpy,
+    /// The system's own calls on a file beside the images.
+    Device,
 }
 
 impl Target {
-    const ALL: [Target; 5] =
-        [Target::Extant, Target::Full, Target::Ext4, Target::Xfs, Target::Memcpy];
+    const ALL: [Target; 6] =
+        [Target::Extant, Target::Full, Target::Ext4, Target::Xfs, Target::Memcpy, Target::Device];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -69,6 +71,7 @@ impl Target {
             Target::Ext4 => "ext4",
             Target::Xfs => "xfs",
             Target::Memcpy => "memcpy",
+            Target::Device => "device",
         }
     }
 }
@@ -119,14 +122,17 @@ impl Images<'_> {
     fn make(&self, target: Target) -> Result<()> {
         let path = self.path(target);
         if !path.exists() {
-            kernel::zeros(&path, 2 * self.settings.file_bytes + ROOM_BYTES)?;
+            let file_bytes = self.settings.file_bytes;
+            let bytes =
+                if target == Target::Device { file_bytes } else { 2 * file_bytes + ROOM_BYTES };
+            kernel::zeros(&path, bytes)?;
         }
         match target {
             Target::Extant | Target::Full | Target::Ext4 => {
                 kernel::make_ext4_with(&path, &self.settings.features)
             }
             Target::Xfs => kernel::make_xfs(&path),
-            Target::Memcpy => Ok(()),
+            Target::Memcpy | Target::Device => Ok(()),
         }
     }
 
@@ -176,6 +182,7 @@ impl Images<'_> {
             Target::Full => return Ok(None),
             Target::Memcpy if writeback == Writeback::Each => return Ok(None),
             Target::Memcpy => work::run_copy(row, bytes)?,
+            Target::Device => return work::run_device(row, bytes, &self.path(target)),
         };
         Ok(Some(rate))
     }
@@ -199,6 +206,7 @@ impl Images<'_> {
                 Some(self.kernel(target, |volume| load::run(volume, load, bytes))?)
             }
             Target::Memcpy => load::run_copy(load, bytes)?,
+            Target::Device => None,
         })
     }
 
@@ -216,7 +224,7 @@ impl Images<'_> {
             Target::Ext4 | Target::Xfs => {
                 Some(self.kernel(target, |volume| on(volume, instances, seconds))?)
             }
-            Target::Full | Target::Memcpy => None,
+            Target::Full | Target::Memcpy | Target::Device => None,
         })
     }
 }
@@ -234,6 +242,7 @@ fn contenders(images: &Images<'_>) -> Result<Vec<Target>> {
             }
             Target::Extant | Target::Full => images.make(target),
             Target::Memcpy => Ok(()),
+            Target::Device => images.make(target),
         };
         match usable {
             Ok(()) => here.push(target),
@@ -320,7 +329,7 @@ fn prepare(images: &Images<'_>, target: Target) -> Result<()> {
             images.library(Writeback::On, true, |volume| work::prepare(volume, bytes))
         }
         Target::Ext4 | Target::Xfs => images.kernel(target, |volume| work::prepare(volume, bytes)),
-        Target::Full | Target::Memcpy => Ok(()),
+        Target::Full | Target::Memcpy | Target::Device => Ok(()),
     }
     .with_context(|| format!("{}: writing the file to read", target.name()))
 }
@@ -428,7 +437,10 @@ fn print_table(all: &[Series], lines: &[Line]) -> u32 {
     for target in Target::ALL {
         print!(" {:>9} {:>13}", target.name(), "min-max");
     }
-    println!(" {:>7} {:>7} {:>7} {:>7}  bars", "/ext4", "/xfs", "/memcpy", "ceiling");
+    println!(
+        " {:>7} {:>7} {:>7} {:>7} {:>7}  bars",
+        "/ext4", "/xfs", "/memcpy", "/device", "ceiling"
+    );
     let mut missed = 0;
     for line in lines {
         print!("{:<22} {:<8}", line.name, line.unit);
@@ -443,7 +455,7 @@ fn print_table(all: &[Series], lines: &[Line]) -> u32 {
         }
         let own = of(&line.name, "extant").map(Series::median);
         let ratio = |target: &str| Some(own? / of(&line.name, target)?.median());
-        for target in ["ext4", "xfs", "memcpy"] {
+        for target in ["ext4", "xfs", "memcpy", "device"] {
             match ratio(target) {
                 Some(ratio) => print!(" {ratio:>7.2}"),
                 None => print!(" {:>7}", "-"),
@@ -515,8 +527,8 @@ mod tests {
     #[test]
     fn each_contender_begins_a_round() {
         let names = |round| turn(&Target::ALL, round).map(Target::name).collect::<Vec<_>>();
-        assert_eq!(names(0), ["extant", "full", "ext4", "xfs", "memcpy"]);
-        assert_eq!(names(6), ["full", "ext4", "xfs", "memcpy", "extant"]);
+        assert_eq!(names(0), ["extant", "full", "ext4", "xfs", "memcpy", "device"]);
+        assert_eq!(names(7), ["full", "ext4", "xfs", "memcpy", "device", "extant"]);
         assert_eq!(turn(&[], 1).count(), 0);
     }
 }

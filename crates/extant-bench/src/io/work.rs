@@ -6,7 +6,10 @@
 //! and go on with the same pattern. So a block that is old, missing or elsewhere shows, and all
 //! contenders pay the same few stores for it.
 
+use std::fs::File;
 use std::hint::black_box;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -279,6 +282,40 @@ pub fn run_copy(row: Row, file_bytes: u64) -> Result<f64> {
         }
     };
     Ok(rate)
+}
+
+/// What a file system in this process cannot go below where data comes from the image or goes there while it is measured: the
+/// system's own calls, by one thread, on a file beside the images. `None` for other rows.
+///
+/// # Errors
+///
+/// Errors of the file.
+pub fn run_device(row: Row, file_bytes: u64, path: &Path) -> Result<Option<f64>> {
+    let len = row.bytes(file_bytes);
+    let reads = match row.kind {
+        Kind::ReadDisk | Kind::ReadWarm => true,
+        Kind::AppendWriteback | Kind::OverwriteWriteback => false,
+        _ => return Ok(None),
+    };
+    let file = File::options().read(true).write(true).open(path)?;
+    let mut memory = vec![1; usize::try_from(len)?];
+    // The first pass gives the file and the memory their pages.
+    let mut elapsed = Duration::ZERO;
+    for pass in 0..=PASSES {
+        let start = SystemClock.monotonic();
+        for (at, chunk) in (0..).step_by(CHUNK).zip(memory.chunks_mut(CHUNK)) {
+            if reads && pass > 0 {
+                file.read_exact_at(chunk, at)?;
+            } else {
+                file.write_all_at(chunk, at)?;
+            }
+        }
+        if pass > 0 {
+            elapsed += SystemClock.monotonic() - start;
+        }
+        stop::check()?;
+    }
+    Ok(Some(rate(len, PASSES, elapsed)))
 }
 
 #[cfg(test)]

@@ -40,9 +40,9 @@ pub(super) const ALL: &[About] = &[
         title: "Contents of files",
         thread: "iomap, large folios and delayed allocation; buffered writes; zero range",
         question: "What do reading and writing through the page cache cost in process, beside the kernel's ext4 and \
-                   XFS on loop devices, and beside copying alone?",
+                   XFS on loop devices, beside copying alone, and beside the system's calls on the image's file?",
         own: &["extant"],
-        limits: &["memcpy"],
+        limits: &["memcpy", "device"],
     },
     About {
         name: "fio",
@@ -198,12 +198,14 @@ const REASONS: &[(&str, &str, &str)] = &[
     (
         "io",
         "append writeback",
-        "Writing into the image file is most of the time, for all; extant's memory is fresh.",
+        "Writing into the image file is nearly all of the time; the kernel's loop driver writes a file in memory faster \
+         than pwrite does.",
     ),
     (
         "io",
         "overwrite writeback",
-        "Writing into the image file is most of the time, and both processors do it.",
+        "Writing into the image file is nearly all of the time; the kernel's loop driver writes a file in memory faster \
+         than pwrite does.",
     ),
     (
         "io",
