@@ -18,6 +18,7 @@ mod frag;
 mod fs_verity;
 mod hostile;
 mod interrupt;
+mod links;
 mod metadata;
 mod nbd;
 mod options;
