@@ -101,7 +101,7 @@ fn an_attribute_whose_value_is_another_is_named() {
     let device = Arc::new(require!(sample(dir.path(), SETS[3])));
     let options = MountOptions::new().read_only(false).background(false);
     let fs = options.open_shared(Arc::clone(&device) as _).unwrap();
-    fs.set_xattr("/d/file6", "user.big", &[0x5a; 5000], XattrMode::Any).unwrap();
+    fs.set_xattr("/d/file6", "user.big", [0x5a; 5000], XattrMode::Any).unwrap();
     fs.unmount().unwrap();
     let (kept, _, _) = of(&device).unwrap();
     assert_eq!(kept.damages, []);
