@@ -20,6 +20,7 @@ mod hostile;
 mod interrupt;
 mod links;
 mod metadata;
+mod mixed_up;
 mod nbd;
 mod options;
 mod output;
