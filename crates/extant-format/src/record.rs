@@ -17,8 +17,12 @@ use crate::inode::{FileKind, InodeFlags};
 pub const MODE: usize = 0;
 /// Where `i_size_lo` is, in bytes.
 pub const SIZE_LO: usize = 4;
+/// Where `i_atime` is, in bytes.
+pub const ATIME: usize = 8;
 /// Where `i_ctime` is, in bytes.
 pub const CTIME: usize = 0xc;
+/// Where `i_mtime` is, in bytes.
+pub const MTIME: usize = 0x10;
 /// Where `i_dtime` is, in bytes.
 pub const DTIME: usize = 0x14;
 /// Where `i_links_count` is, in bytes.

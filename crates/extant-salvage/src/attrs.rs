@@ -2,6 +2,7 @@
 
 use extant_base::Ino;
 use extant_format::acl::Acl;
+use extant_format::features::Incompat;
 use extant_format::inode::{FileKind, Inode, InodeError, InodeFlags};
 use extant_format::record::{self, Record};
 use extant_format::time::Timestamp;
@@ -29,6 +30,9 @@ pub struct Found {
     pub links: u32,
     /// Size in bytes.
     pub size: u64,
+    /// What its blocks take as the inode counts them, in sectors of 512 bytes: more than its map has where a part of
+    /// that is lost.
+    pub sectors: u64,
     /// Last read.
     pub atime: Timestamp,
     /// Last change of the contents.
@@ -74,6 +78,7 @@ impl Image {
             gid: inode.gid,
             links: u32::from(inode.links),
             size: inode.size,
+            sectors: inode.sectors,
             atime: inode.atime,
             mtime: inode.mtime,
             rdev: inode.device().map(|device| (device.major, device.minor)),
@@ -83,6 +88,24 @@ impl Image {
     /// The bytes behind an inode's fields.
     fn space<'a>(&self, record: &'a Record) -> &'a [u8] {
         record.bytes.get(record.xattr_at()..).unwrap_or(&[])
+    }
+
+    /// Returns whether attributes have values in inodes of their own, or may have.
+    pub(crate) fn has_values_elsewhere(&self, record: &Record) -> bool {
+        if !self.sb.features.has_incompat(Incompat::EA_INODE) {
+            return false;
+        }
+        let is_elsewhere = |area: &XattrArea<'_>| {
+            area.entries().any(|entry| matches!(entry.value, Value::InInode { .. }))
+        };
+        let Ok(inside) = xattr::decode_inode(self.space(record)) else { return true };
+        let block = record.file_acl(self.is_wide());
+        let bytes = if block.0 == 0 { None } else { Some(self.read_block(block.0)) };
+        inside.as_ref().is_some_and(is_elsewhere)
+            || bytes.is_some_and(|bytes| match bytes.as_deref().map(xattr::decode_block) {
+                Ok(Ok((_, area))) => is_elsewhere(&area),
+                _ => true,
+            })
     }
 
     /// The part of the data in an inode that is an attribute; `None`: there is none.
@@ -104,7 +127,7 @@ impl Image {
         let mut list = Vec::new();
         match xattr::decode_inode(self.space(record)) {
             Ok(None) => {}
-            Ok(Some(area)) => self.area(&area, budget, reasons, &mut list),
+            Ok(Some(area)) => self.area(record, &area, budget, reasons, &mut list),
             Err(_) => *reasons.entry(Why::Attributes).or_default() += 1,
         }
         let block = record.file_acl(self.is_wide());
@@ -113,7 +136,13 @@ impl Image {
         }
         let bytes = if budget.node() { self.read_block(block.0).ok() } else { None };
         match bytes.as_deref().map(xattr::decode_block) {
-            Some(Ok((_, area))) => self.area(&area, budget, reasons, &mut list),
+            Some(Ok((_, area))) => {
+                let bytes = bytes.as_deref().unwrap_or(&[]);
+                if self.has_checksums() && xattr::verify_block(self.seed, block, bytes).is_err() {
+                    *reasons.entry(Why::AttributesChecksum).or_default() += 1;
+                }
+                self.area(record, &area, budget, reasons, &mut list);
+            }
             _ => *reasons.entry(Why::Attributes).or_default() += 1,
         }
         list
@@ -121,6 +150,7 @@ impl Image {
 
     fn area(
         &self,
+        owner: &Record,
         area: &XattrArea<'_>,
         budget: &mut Budget,
         reasons: &mut Reasons,
@@ -133,7 +163,7 @@ impl Image {
             };
             let value = match entry.value {
                 Value::Here(value) => Some(value.to_vec()),
-                Value::InInode { ino, len } => self.value(ino, len, budget),
+                Value::InInode { ino, len } => self.value(owner, (ino, len), budget, reasons),
             };
             let is_acl = matches!(entry.index, NameIndex::ACL_ACCESS | NameIndex::ACL_DEFAULT);
             let value = match value {
@@ -149,18 +179,34 @@ impl Image {
         }
     }
 
-    /// A value that has an inode of its own.
-    fn value(&self, ino: Ino, len: u32, budget: &mut Budget) -> Option<Vec<u8>> {
-        let record = self.load(ino)?;
-        let is_value = record.has(InodeFlags::EA_INODE) && record.kind() == Some(FileKind::Regular);
-        if !is_value || len > XATTR_BYTES_MAX || record.size() != u64::from(len) {
+    /// A value that has an inode of its own; its hash is said to be wrong where it is.
+    fn value(
+        &self,
+        owner: &Record,
+        (ino, len): (Ino, u32),
+        budget: &mut Budget,
+        reasons: &mut Reasons,
+    ) -> Option<Vec<u8>> {
+        let held = self.load(ino)?;
+        let is_value = held.has(InodeFlags::EA_INODE) && held.kind() == Some(FileKind::Regular);
+        if !is_value || len > XATTR_BYTES_MAX || held.size() != u64::from(len) {
             return None;
         }
         let mut sink = Value64 { bytes: vec![0; len as usize] };
-        let mut reasons = Reasons::new();
-        let source = Source { record: &record, size: u64::from(len) };
-        let missing = self.read_content(&source, budget, &mut reasons, &mut sink).ok()?;
-        (missing.bytes == 0 && reasons.is_empty()).then_some(sink.bytes)
+        let mut lost = Reasons::new();
+        let source = Source { record: &held, size: u64::from(len), sectors: None };
+        let missing = self.read_content(&source, budget, &mut lost, &mut sink).ok()?;
+        if missing.bytes > 0 || !lost.is_empty() {
+            return None;
+        }
+        // The value of a Lustre file has no hash, but who owns it.
+        let is_lustre = held.u32(record::MTIME) == owner.ino.0
+            && held.u32(record::GENERATION) == owner.u32(record::GENERATION);
+        let is_right = held.u32(record::ATIME) == xattr::value_hash(self.seed, &sink.bytes);
+        if !is_lustre && !is_right {
+            *reasons.entry(Why::AttributesChecksum).or_default() += 1;
+        }
+        Some(sink.bytes)
     }
 }
 

@@ -21,10 +21,12 @@ pub(crate) trait Sink {
     fn data(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Self::Stop>;
 }
 
-/// A file that is read: its record, and how many bytes it has.
+/// A file that is read: its record, how many bytes it has, and how many sectors the inode counts, if that is to be
+/// believed.
 pub(crate) struct Source<'a> {
     pub(crate) record: &'a Record,
     pub(crate) size: u64,
+    pub(crate) sectors: Option<u64>,
 }
 
 /// What was not read.
@@ -53,14 +55,18 @@ impl Image {
         let mut stop = None;
         let mut buffer = Vec::new();
         let block = self.block_bytes() as u64;
+        let mut used = Used::of(self);
+        let mut is_whole = true;
         self.walk_map(source.record, &mut nodes, &mut |piece| {
+            used.take(&piece);
             let (from, to) = match piece {
-                Piece::Node { .. } => return true,
+                Piece::Node { .. } | Piece::Unwritten { .. } => return true,
                 Piece::Doubt { why } => {
                     *reasons.entry(why).or_default() += 1;
                     return true;
                 }
                 Piece::Lost { from, to, why } => {
+                    is_whole = false;
                     let lost = cut(from..to, block, source.size);
                     if lost.start < lost.end {
                         let count = match why {
@@ -99,6 +105,18 @@ impl Image {
         });
         budget.take_nodes_of(&nodes);
         missing.bytes = missing.bytes.min(source.size);
+        if let Some(sectors) = source.sectors.filter(|_| is_whole && stop.is_none()) {
+            // A block of the map that was overwritten with zeros says nothing else than that there are holes.
+            let counted = sectors.saturating_mul(512) / block;
+            let acl = u64::from(source.record.file_acl(self.is_wide()).0 != 0);
+            let short = counted.saturating_sub(used.blocks(acl));
+            let holes = source.size.saturating_sub(missing.read).saturating_sub(missing.bytes);
+            let lost = short.saturating_mul(block).min(holes);
+            if lost > 0 {
+                *reasons.entry(Why::Blocks).or_default() += lost.div_ceil(block);
+                missing.bytes = missing.bytes.saturating_add(lost);
+            }
+        }
         match stop {
             Some(stop) => Err(stop),
             None => Ok(missing),
@@ -182,6 +200,44 @@ impl Image {
             true
         });
         end.saturating_mul(self.block_bytes() as u64)
+    }
+}
+
+/// What a map takes of an image, as an inode counts it: whole clusters, blocks of the map included.
+struct Used {
+    /// Blocks of a cluster, as a power of 2.
+    bits: u32,
+    clusters: u64,
+    /// The last cluster of contents: where extents meet in it, it is one.
+    last: Option<u64>,
+}
+
+impl Used {
+    fn of(image: &Image) -> Used {
+        Used { bits: image.sb.cluster_bits(), clusters: 0, last: None }
+    }
+
+    fn take(&mut self, piece: &Piece) {
+        let (first, len) = match piece {
+            Piece::Data { extent } => (extent.device_start.0, u64::from(extent.len.0)),
+            Piece::Unwritten { first, len } => (*first, u64::from(*len)),
+            Piece::Node { .. } => {
+                self.clusters = self.clusters.saturating_add(1);
+                return;
+            }
+            Piece::Lost { .. } | Piece::Doubt { .. } => return,
+        };
+        let last = first.saturating_add(len.saturating_sub(1)) >> self.bits;
+        let first = first >> self.bits;
+        let is_shared = u64::from(self.last == Some(first));
+        let clusters = last.saturating_sub(first).saturating_add(1).saturating_sub(is_shared);
+        self.clusters = self.clusters.saturating_add(clusters);
+        self.last = Some(last);
+    }
+
+    /// Blocks, with as many more clusters.
+    fn blocks(&self, more: u64) -> u64 {
+        self.clusters.saturating_add(more).checked_shl(self.bits).unwrap_or(u64::MAX)
     }
 }
 

@@ -59,24 +59,33 @@ impl Image {
         if record.has(InodeFlags::INLINE_DATA) {
             return Blocks { runs, at: 0, within: 0 };
         }
+        // Directories have no holes: what no map has is lost, whichever block of it said so.
+        let mut known = 0u64;
         let size = record.size().div_ceil(self.block_bytes() as u64);
         self.walk_map(record, budget, &mut |piece| {
             match piece {
-                Piece::Node { .. } => {}
+                Piece::Node { .. } | Piece::Unwritten { .. } => {}
                 Piece::Doubt { why } => *reasons.entry(why).or_default() += 1,
                 // What is behind the end was never there.
-                Piece::Lost { from, why, .. } if from < size.max(1) => {
+                Piece::Lost { from, to, why } if from < size.max(1) => {
                     *reasons.entry(why).or_default() += 1;
+                    known = known.saturating_add(to.min(size).saturating_sub(from));
                 }
                 Piece::Lost { .. } => {}
                 Piece::Data { extent } => {
                     if extent.state == ExtentState::Written {
+                        let from = u64::from(extent.file_start.0);
+                        let to = from.saturating_add(u64::from(extent.len.0));
+                        known = known.saturating_add(to.min(size).saturating_sub(from));
                         runs.push((extent.device_start.0, extent.len.0));
                     }
                 }
             }
             true
         });
+        if known < size && record.size() <= self.blocks.saturating_mul(self.block_bytes() as u64) {
+            *reasons.entry(Why::Directory).or_default() += size - known;
+        }
         Blocks { runs, at: 0, within: 0 }
     }
 
@@ -117,9 +126,14 @@ impl Image {
             // An index has checksums of its own, and no entries.
             let is_index = u32_at(&bytes, 0) == 0 && u16_at(&bytes, 4) == bytes.len() as u16;
             let is_root = record.has(InodeFlags::INDEX) && number == 0;
+            // The first entry is the directory itself: without it, the block is another's.
+            let is_own = number > 0 || is_index || u32_at(&bytes, 0) == record.ino.0;
             number += 1;
-            let is_right =
-                !self.has_checksums() || is_index || is_root || dir::verify(seed, &bytes).is_ok();
+            let is_right = is_own
+                && (!self.has_checksums()
+                    || is_index
+                    || is_root
+                    || dir::verify(seed, &bytes).is_ok());
             let is_whole =
                 self.entries(&bytes, layout, &mut |ino, name| each(ino, name, budget))?;
             if !is_whole || !is_right {

@@ -15,6 +15,8 @@ use crate::report::Why;
 pub(crate) enum Piece {
     /// File blocks on blocks of the image.
     Data { extent: Extent },
+    /// Blocks of the image that are the file's, and read as zeros.
+    Unwritten { first: u64, len: u32 },
     /// File blocks, from the first to behind the last, of which nothing is known.
     Lost { from: u64, to: u64, why: Why },
     /// A block of the map.
@@ -159,6 +161,7 @@ impl Walk<'_> {
         }
         if state == ExtentState::Unwritten {
             // Zeros, wherever it lies.
+            self.say(Piece::Unwritten { first: device, len });
             return;
         }
         self.data(start, device, len, state);

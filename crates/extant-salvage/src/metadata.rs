@@ -436,7 +436,7 @@ impl Copier<'_> {
             match piece {
                 Piece::Data { .. } if holds == Holds::Contents => return true,
                 // The holes of a file that is as sparse as it likes.
-                Piece::Doubt { .. } => return true,
+                Piece::Doubt { .. } | Piece::Unwritten { .. } => return true,
                 _ => pieces.push(piece),
             }
             if pieces.len() >= 256 {
@@ -460,7 +460,7 @@ impl Copier<'_> {
         let ino = record.ino;
         for piece in pieces.drain(..) {
             match piece {
-                Piece::Doubt { .. } => {}
+                Piece::Doubt { .. } | Piece::Unwritten { .. } => {}
                 Piece::Lost { from, why, .. } => {
                     self.left(format!("inode {ino}, from block {from} on: {}", why.text(1)));
                 }

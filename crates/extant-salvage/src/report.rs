@@ -22,6 +22,8 @@ pub enum Why {
     InodeChecksum,
     /// The size is one that no file has; the file ends with its last block.
     Size,
+    /// The inode counts more blocks than its map has: some that read as holes are lost.
+    Blocks,
     /// The image, or the file, claims more blocks than the image has.
     TooMuch,
     /// Data in the inode is not all there.
@@ -36,6 +38,8 @@ pub enum Why {
     Link,
     /// Extended attributes cannot be read.
     Attributes,
+    /// Extended attributes have a wrong checksum; what they say was taken as it is.
+    AttributesChecksum,
     /// Encrypted: neither names nor contents can be read without the key.
     Encrypted,
     /// The target did not take it.
@@ -44,7 +48,7 @@ pub enum Why {
 
 impl Why {
     /// Every reason.
-    pub const ALL: [Why; 16] = [
+    pub const ALL: [Why; 18] = [
         Why::Unreadable,
         Why::Outside,
         Why::Map,
@@ -52,6 +56,7 @@ impl Why {
         Why::Inode,
         Why::InodeChecksum,
         Why::Size,
+        Why::Blocks,
         Why::TooMuch,
         Why::Inline,
         Why::Directory,
@@ -59,6 +64,7 @@ impl Why {
         Why::Loop,
         Why::Link,
         Why::Attributes,
+        Why::AttributesChecksum,
         Why::Encrypted,
         Why::Host,
     ];
@@ -73,6 +79,7 @@ impl Why {
             Why::Inode => "inode",
             Why::InodeChecksum => "inode-checksum",
             Why::Size => "size",
+            Why::Blocks => "blocks",
             Why::TooMuch => "too-much",
             Why::Inline => "inline",
             Why::Directory => "directory",
@@ -80,6 +87,7 @@ impl Why {
             Why::Loop => "loop",
             Why::Link => "link",
             Why::Attributes => "attributes",
+            Why::AttributesChecksum => "attributes-checksum",
             Why::Encrypted => "encrypted",
             Why::Host => "host",
         }
@@ -99,6 +107,7 @@ impl Why {
             Why::Inode => "its inode is gone".to_owned(),
             Why::InodeChecksum => "its inode has a wrong checksum".to_owned(),
             Why::Size => "its size is one that no file has".to_owned(),
+            Why::Blocks => format!("{blocks} that it counts {are} not in its map"),
             Why::TooMuch => "it claims more blocks than there are".to_owned(),
             Why::Inline => "the data in its inode is not all there".to_owned(),
             Why::Directory => format!("{blocks} of the directory {are} damaged"),
@@ -106,6 +115,7 @@ impl Why {
             Why::Loop => "the directory is there already, or lies too deep".to_owned(),
             Why::Link => "its target cannot be read".to_owned(),
             Why::Attributes => "extended attributes cannot be read".to_owned(),
+            Why::AttributesChecksum => "extended attributes have a wrong checksum".to_owned(),
             Why::Encrypted => "it is encrypted".to_owned(),
             Why::Host => "it could not be made".to_owned(),
         }

@@ -468,7 +468,9 @@ impl Walk<'_> {
     ) -> Result<(u64, u64), Refusal> {
         let size = self.size_of(record, found, reasons, budget);
         self.target.create(name, found)?;
-        let source = Source { record, size };
+        // Values of attributes that have inodes of their own are counted, too.
+        let sectors = Some(found.sectors).filter(|_| !self.image.has_values_elsewhere(record));
+        let source = Source { record, size, sectors };
         let mut sink = Handed { target: &mut *self.target };
         let missing = match self.image.read_content(&source, budget, reasons, &mut sink) {
             Ok(missing) => missing,
@@ -494,13 +496,22 @@ impl Walk<'_> {
             return None;
         }
         let len = found.size as usize;
-        let is_fast =
-            len < 60 && !record.flags().intersects(InodeFlags::EXTENTS | InodeFlags::INLINE_DATA);
+        // What is in the inode ends with a zero byte, whatever its size says.
+        let area = record.block_area();
+        let end = area.iter().position(|byte| *byte == 0).unwrap_or(area.len());
+        // Old kernels had short targets in blocks, too.
+        let has_blocks = found.sectors > 0 && record.file_acl(self.image.is_wide()).0 == 0;
+        let is_fast = len < 60
+            && !record.flags().intersects(InodeFlags::EXTENTS | InodeFlags::INLINE_DATA)
+            && (end == len || !has_blocks);
         let mut to = Collected(vec![0; len]);
         if is_fast {
-            to.0.copy_from_slice(record.block_area().get(..len)?);
+            if end != len {
+                *reasons.entry(Why::Size).or_default() += 1;
+            }
+            to.0 = area.get(..end).filter(|to| !to.is_empty())?.to_vec();
         } else {
-            let source = Source { record, size: found.size };
+            let source = Source { record, size: found.size, sectors: None };
             let Ok(missing) = self.image.read_content(&source, budget, reasons, &mut to);
             if missing.bytes > 0 || missing.read < found.size {
                 return None;

@@ -82,7 +82,7 @@ impl Fs {
 
     /// Makes this thread allocate on behalf of a user who may use reserved blocks, or may not, in
     /// any file system, until the guard is dropped. Without a guard, threads may use the reserved
-    /// blocks.
+    /// blocks. Limits of quotas bind in either case; [`SpaceFor::beyond_limits`] is for whom they do not.
     pub fn take_space_for(&self, may_use_reserve: bool) -> SpaceFor {
         SpaceFor::begin(may_use_reserve)
     }

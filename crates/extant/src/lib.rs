@@ -42,7 +42,8 @@
 //! fs                                      an open file system: a volume, and its writer if it has one
 //! writer                                  the writing side of a mount: the state of the next lines
 //! orphan                                  inodes to be deleted or truncated after a crash
-//! alloc quota supers shared_blocks        free blocks and inodes, promises; quotas; superblock; attribute blocks
+//! quota                                   usage and limits of owners
+//! alloc supers shared_blocks              free blocks and inodes, promises; superblock; attribute blocks
 //! editor                                  an open handle of the journal: blocks and inodes are changed through it
 //! volume log dentry                       device, geometry, caches; journal and clock; cache of names
 //! fast                                    what changed since the last commit

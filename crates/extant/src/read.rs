@@ -172,8 +172,8 @@ impl Inode {
     ///
     /// # Errors
     ///
-    /// [`FsError::NotASymlink`]; damage when the target is longer than a block or its blocks cannot
-    /// be read.
+    /// [`FsError::NotASymlink`]; damage when the target is longer than a block, its blocks cannot be read, or a zero
+    /// byte says that it is not as long as its inode has it.
     pub fn read_link(&self) -> Result<Vec<u8>> {
         self.locked(|view| view.link_target())
     }
@@ -191,8 +191,17 @@ impl View<'_> {
             let fault = Fault::Field { rule, value: size, limit };
             return Err(FsError::corrupt("symlink", self.ino(), None, fault));
         }
+        let other_length = |value, limit| {
+            let rule = "the target is not as long as the inode says";
+            FsError::corrupt("symlink", self.ino(), None, Fault::Field { rule, value, limit })
+        };
+        let end_of = |bytes: &[u8]| bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
         let mut target = vec![0; size as usize]; // At most 65536.
         if self.is_fast_symlink() {
+            let end = end_of(self.i_block()) as u64;
+            if !self.is_encrypted() && end != size {
+                return Err(other_length(end, size));
+            }
             // The target is shorter than 60 bytes, because the link is a fast one.
             let stored = self.i_block().get(..target.len()).unwrap_or(&[]);
             target.truncate(stored.len());
@@ -212,8 +221,11 @@ impl View<'_> {
                 FsError::corrupt("symlink", self.ino(), None, fault)
             });
         }
-        // Programs see the target up to its first zero byte.
-        target.truncate(target.iter().position(|byte| *byte == 0).unwrap_or(target.len()));
+        // Linux shows a target that has blocks up to its first zero byte; whoever copies it would have another link.
+        let end = end_of(&target);
+        if end != target.len() || end == 0 {
+            return Err(other_length(end as u64, size));
+        }
         Ok(target)
     }
 }

@@ -3,10 +3,11 @@
 mod virtiofs;
 
 use std::ffi::OsString;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::net::UnixListener;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -43,8 +44,8 @@ pub(crate) struct ServeArgs {
 enum What {
     /// As a network block device, until SIGINT or SIGTERM
     ///
-    /// Whoever can connect can read, and write unless --read-only. The socket is made for its owner alone;
-    /// addresses other than those of this host are refused, unless --tls-verify-peer says whom to let in.
+    /// Whoever can connect can read, and write unless --read-only. The socket is made for its owner alone, and one
+    /// that nobody listens on any more is replaced; addresses other than those of this host are refused, unless --tls-verify-peer says whom to let in.
     Nbd(NbdArgs),
     /// As a tree for virtual machines (virtiofs), until SIGINT or SIGTERM
     ///
@@ -59,7 +60,7 @@ struct NbdArgs {
     /// Image file, block device or address
     #[arg(value_name = "IMG")]
     image: OsString,
-    /// A new socket in the file system
+    /// A socket in the file system, for clients of this host
     #[arg(
         long,
         value_name = "PATH",
@@ -157,11 +158,7 @@ fn listen(args: &NbdArgs) -> Result<(Listening, String, Option<Removed>)> {
     let export = &args.export;
     let s = if args.tls_certificates.is_some() { "s" } else { "" };
     if let Some(path) = &args.socket {
-        let failed = |error| {
-            let name = escape(path.as_os_str().as_bytes());
-            Failure::caused(io_exit(&error), &format!("cannot make the socket {name}"), &error)
-        };
-        let listener = bind_private(path).map_err(failed)?;
+        let listener = bind_private(path)?;
         let address = format!("nbd{s}+unix:///{export}?socket={}", path.display());
         return Ok((Listening::Unix(listener), address, Some(Removed(path.clone()))));
     }
@@ -178,8 +175,37 @@ fn listen(args: &NbdArgs) -> Result<(Listening, String, Option<Removed>)> {
     Ok((Listening::Tcp(listener), shown, None))
 }
 
-/// A socket that nobody but its owner can use, from its first moment.
-fn bind_private(path: &Path) -> std::io::Result<UnixListener> {
+/// A socket that nobody but its owner can use, from its first moment; in place of one that nobody listens on,
+/// as a server leaves it that was killed.
+fn bind_private(path: &Path) -> Result<UnixListener> {
+    let is_socket = || std::fs::symlink_metadata(path).is_ok_and(|at| at.file_type().is_socket());
+    let is_dead = || {
+        UnixStream::connect(path).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+    };
+    let bound = bind_new(path).or_else(|error| {
+        if error.kind() != ErrorKind::AddrInUse || !is_socket() || !is_dead() {
+            return Err(error);
+        }
+        std::fs::remove_file(path)?;
+        bind_new(path)
+    });
+    bound.map_err(|error| {
+        let name = escape(path.as_os_str().as_bytes());
+        let message = format!("cannot make the socket {name}");
+        let failure = Failure::caused(io_exit(&error), &message, &error);
+        match error.kind() {
+            ErrorKind::AddrInUse if is_socket() => {
+                failure.hint("a program listens on it: stop that, or give another name")
+            }
+            ErrorKind::AddrInUse => {
+                failure.hint("what is there is no socket, and is left alone: give another name")
+            }
+            _ => failure,
+        }
+    })
+}
+
+fn bind_new(path: &Path) -> std::io::Result<UnixListener> {
     let old = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
     let bound = UnixListener::bind(path);
     rustix::process::umask(old);

@@ -18,10 +18,13 @@ use crate::text::escape;
 
 /// Shows what is mounted of an image at another directory too, as root. `None` where there is nothing, or a
 /// server of its own will do: several may read.
+///
+/// At a directory where it is mounted already, it is refused, as the kernel does it with its own file systems: who
+/// gave the same order twice would have to unmount twice.
 pub(crate) fn show(request: &Request) -> Result<Option<Exit>> {
     let choices = &request.choices;
     let source = source_name(&request.image, choices);
-    if !geteuid().is_root() || choices.foreground {
+    if !geteuid().is_root() {
         return Ok(None);
     }
     let ours = identity(choices.source.written(&request.image));
@@ -37,6 +40,14 @@ pub(crate) fn show(request: &Request) -> Result<Option<Exit>> {
     let Some((live, info)) = shown else { return Ok(None) };
     let is_read_only = info.get("read_only").and_then(Value::as_bool) == Some(true);
     let (image, point) = (escape(source.as_bytes()), escape(live.point.as_os_str().as_bytes()));
+    if is_same_place(&live.point, &request.dir) {
+        let message = format!("{image} is mounted on {point} already");
+        return Err(Failure::new(Exit::Refused, message)
+            .hint(format!("extant umount {point}, or mount -o remount for other options")));
+    }
+    if choices.foreground {
+        return Ok(None);
+    }
     if is_read_only {
         return match choices.read_only {
             true => Ok(None),
@@ -52,6 +63,12 @@ pub(crate) fn show(request: &Request) -> Result<Option<Exit>> {
         "note: {image} is mounted on {point} already: this shows the same, with the options of that"
     ));
     Ok(Some(Exit::Success))
+}
+
+/// Returns whether both are the root of one mount. Something else that lies over it is another place.
+fn is_same_place(point: &Path, dir: &Path) -> bool {
+    let identity = |path| std::fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+    identity(point).is_some_and(|point| identity(dir) == Some(point))
 }
 
 /// What tells a file or device from others.

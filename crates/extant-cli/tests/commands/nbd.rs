@@ -86,6 +86,28 @@ fn a_server_for_reading_takes_no_writes_and_a_port_is_for_this_host() {
 }
 
 #[test]
+fn the_socket_of_a_server_that_was_killed_is_replaced_and_no_other() {
+    let place = Place::with_image();
+    let mut killed = Served::start(&place, &["a.img", "--socket", "s"]);
+    killed.child.kill().unwrap();
+    killed.child.wait().unwrap();
+    assert!(fs::symlink_metadata(place.path("s")).is_ok(), "nobody removed it");
+    let served = Served::start(&place, &["a.img", "--socket", "s"]);
+    place.run(&["cat", &served.at("/file")]).succeeds();
+    // One that listens keeps its socket, and what is no socket stays.
+    fs::copy(place.path("a.img"), place.path("b.img")).unwrap();
+    let other = ["serve", "nbd", "b.img", "--socket", "s"];
+    let taken = place.run(&other).ends_with(8);
+    taken.complains(&["cannot make the socket"]).hints("a program listens on it");
+    place.run(&["cat", &served.at("/file")]).succeeds();
+    served.end();
+    fs::write(place.path("s"), "a file").unwrap();
+    let file = place.run(&other).ends_with(8).complains(&["cannot make the socket"]);
+    file.hints("no socket");
+    assert_eq!(fs::read(place.path("s")).unwrap(), b"a file");
+}
+
+#[test]
 fn a_mount_behind_an_address_is_read_and_written_and_hears_of_its_loss() {
     let Some(mounts) = mounts() else { return };
     let mut served = Served::start(&mounts.place, &["a.img", "--socket", "s"]);

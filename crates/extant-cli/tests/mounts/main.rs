@@ -17,4 +17,5 @@ mod mount_remount;
 mod mount_use;
 mod mount_verity;
 mod programs;
+mod quota;
 mod virtiofs;

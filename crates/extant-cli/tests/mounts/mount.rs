@@ -72,7 +72,8 @@ fn an_image_in_use_is_refused_with_who_and_where() {
     mounts.mount(&["-r"]).succeeds();
     mounts.place.run(&["mount", "-r", "a.img", "n"]).succeeds();
     mounts.place.run(&["touch", "a.img:/x"]).ends_with(7);
-    mounts.place.run(&["mount", "a.img", "n"]).ends_with(7).complains(&["for reading"]);
+    fs::create_dir(mounts.path("o")).unwrap();
+    mounts.place.run(&["mount", "a.img", "o"]).ends_with(7).complains(&["for reading"]);
     mounts.place.run(&["umount", "n", "m"]).succeeds();
     mounts.place.run(&["touch", "a.img:/x"]).succeeds();
 }
@@ -98,6 +99,29 @@ fn a_second_mount_of_an_image_shows_the_first() {
     mounts.place.run(&["umount", "n"]).succeeds();
     assert!(!is_alive(server));
     until("the keeper ends", || !is_alive(keeper));
+    mounts.clean();
+}
+
+/// As with the kernel's own file systems: whoever said it twice does not have to unmount twice.
+#[test]
+fn a_second_mount_at_the_same_directory_is_refused() {
+    let Some(mounts) = mounts() else { return };
+    fs::create_dir(mounts.path("n")).unwrap();
+    for first in [&[][..], &["-r"]] {
+        mounts.mount(first).succeeds();
+        fs::create_dir_all(mounts.inside("dir")).ok();
+        for again in [&["a.img", "m"][..], &["-r", "a.img", "./m/"], &["-f", "a.img", "m"]] {
+            let refused = mounts.place.run(&[&["mount"], again].concat()).ends_with(7);
+            refused.complains(&["a.img is mounted on", "already"]).hints("extant umount");
+        }
+        mounts.place.run(&["umount", "m"]).succeeds();
+        mounts.clean();
+    }
+    // Below itself, and where something else lies over it, is another place.
+    mounts.mount(&[]).succeeds();
+    mounts.place.run(&["mount", "a.img", "m/dir"]).succeeds().complains(&["note"]);
+    mounts.place.run(&["umount", "m/dir"]).succeeds();
+    mounts.place.run(&["umount", "m"]).succeeds();
     mounts.clean();
 }
 

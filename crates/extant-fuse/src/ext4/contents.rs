@@ -128,9 +128,9 @@ impl Ext4<'_> {
                 self.nodes.add_key_user(node);
             }
             let refusals = self.nodes.refused(node).count;
-            let may_use_reserve = SpaceFor::may_use_reserve();
+            let rights = (SpaceFor::may_use_reserve(), SpaceFor::is_beyond_limits());
             let failures = inode.writeback_failures();
-            self.opens.add(Heard { writes, key, failures, refusals, may_use_reserve })
+            self.opens.add(Heard { writes, key, failures, refusals, rights })
         } else {
             Handle::NONE
         };

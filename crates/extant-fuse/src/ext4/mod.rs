@@ -371,7 +371,11 @@ impl Operations for Ext4<'_> {
     }
 
     fn takes_space_for(&self, caller: Caller) -> Option<SpaceFor> {
-        self.current.is_writable().then(|| self.fs().take_space_for(self.may_use_reserve(caller)))
+        self.current.is_writable().then(|| {
+            // Of the right that lets Linux pass limits (CAP_SYS_RESOURCE) nothing is told: it is root's.
+            let is_beyond = caller.uid == 0 && !sabotage("fuse.ext4.limits-bind-root");
+            self.fs().take_space_for(self.may_use_reserve(caller)).beyond_limits(is_beyond)
+        })
     }
 
     fn forget(&self, node: NodeId, count: u64) {
@@ -509,7 +513,10 @@ impl Operations for Ext4<'_> {
         self.check_change()?;
         // The kernel writes back at its own time and in its own name: the user who opened the file
         // counts.
-        let by_opener = || self.fs().take_space_for(self.opens.may_use_reserve(handle));
+        let by_opener = || {
+            let (may_use_reserve, is_beyond) = self.opens.rights(handle);
+            self.fs().take_space_for(may_use_reserve).beyond_limits(is_beyond)
+        };
         let _space = how.from_cache.then(by_opener);
         let node = to.node;
         let written = self.write_file(caller, to, bytes, how)?;

@@ -403,8 +403,8 @@ pub(super) struct Heard {
     pub(super) key: Option<KeyUse>,
     pub(super) failures: u64,
     pub(super) refusals: u64,
-    /// Whether the user who opened the file may take reserved blocks.
-    pub(super) may_use_reserve: bool,
+    /// Whether the user who opened the file may take reserved blocks, and whether limits of quotas do not bind him.
+    pub(super) rights: (bool, bool),
 }
 
 /// Files that are open for writing, or encrypted, and what each has heard of.
@@ -448,9 +448,11 @@ impl Opens {
         self.hears(handle, |heard| std::mem::replace(&mut heard.refusals, refusals) != refusals)
     }
 
-    /// Returns whether the open file belongs to a user who may take reserved blocks.
-    pub(super) fn may_use_reserve(&self, handle: Handle) -> bool {
-        self.hears(handle, |heard| heard.may_use_reserve)
+    /// Returns whether the user who opened the file may take reserved blocks, and whether limits of quotas do not
+    /// bind him.
+    pub(super) fn rights(&self, handle: Handle) -> (bool, bool) {
+        let shard = self.shards[handle.0 as usize % SHARDS].lock();
+        shard.get(&handle).map_or((false, false), |heard| heard.rights)
     }
 
     fn hears(&self, handle: Handle, news: impl FnOnce(&mut Heard) -> bool) -> bool {
@@ -569,9 +571,12 @@ mod tests {
     #[test]
     fn an_open_file_hears_of_each_failure_once() {
         let opens = Opens::new();
-        let at = |failures| {
-            let (refusals, may_use_reserve) = (7, failures == 1);
-            Heard { writes: true, key: None, failures, refusals, may_use_reserve }
+        let at = |failures| Heard {
+            writes: true,
+            key: None,
+            failures,
+            refusals: 7,
+            rights: (failures == 1, false),
         };
         let (a, b) = (opens.add(at(0)), opens.add(at(1)));
         assert!(a != Handle::NONE && a != b);

@@ -7,3 +7,4 @@ mod common;
 
 mod metadata;
 mod salvage;
+mod silent;

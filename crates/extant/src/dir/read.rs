@@ -284,6 +284,13 @@ impl ReadDir {
         let fail = |fault| Step::Item(Err(self.damage(block, fault)));
         if entry.is_dots() {
             if !self.with_dots {
+                // Who walks a tree would take names of another directory for those of this one. Who lists it gets to
+                // see the entry, as in Linux.
+                if entry.name == b"." && entry.ino != inode.ino() {
+                    let rule = "its entry '.' names another inode";
+                    let (value, limit) = (u64::from(entry.ino.0), u64::from(inode.ino().0));
+                    return fail(Fault::Field { rule, value, limit });
+                }
                 return Step::Skip;
             }
         } else if inode.is_encrypted() {
@@ -449,6 +456,11 @@ impl ReadDir {
             Ok(record) => {
                 let next = block_start + u64::from(record.offset) + u64::from(record.rec_len);
                 blocks.at = next;
+                // Only the first block begins with the directory and its parent: this one is another's, or twice there.
+                if block > 0 && record.is_used() && record.is_dots() {
+                    let rule = "an entry is a second '.' or '..'";
+                    return Some(Step::Item(Err(self.damage(device, Fault::Rule(rule)))));
+                }
                 Some(self.accept(&record, device, next))
             }
             Err(fault) => {

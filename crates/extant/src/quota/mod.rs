@@ -33,6 +33,7 @@ use extant_jbd2::Tid;
 use extant_sync::{Condvar, Mutex, MutexGuard, Rank};
 use rustc_hash::FxHashMap;
 
+use crate::alloc::SpaceFor;
 use crate::editor::Editor;
 use crate::error::{FsError, Result};
 use crate::node::Node;
@@ -431,7 +432,7 @@ impl Quotas {
     /// Locks the table when no limit is in the way of a change; waits for promises that may end (Q6).
     fn admit(&self, change: &Change, now: u64) -> Result<MutexGuard<'_, Table>> {
         let mut table = self.table.lock();
-        if !change.checked || !self.enforced {
+        if !change.checked || !self.enforced || SpaceFor::is_beyond_limits() {
             return Ok(table);
         }
         for round in 0.. {

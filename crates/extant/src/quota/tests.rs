@@ -183,6 +183,44 @@ fn what_a_removed_file_took_is_there_for_the_next_one() {
     finish(fs, &image);
 }
 
+/// As root in Linux: files are made, written and given away past limits, and counted.
+#[test]
+fn who_is_beyond_limits_is_not_refused_and_counted() {
+    let image = extant_testkit::require!(Image::make("16M", QUOTA, ""));
+    let fs = image.options().open_shared(Arc::clone(&image.device) as _).unwrap();
+    let limits = QuotaLimits { inodes_hard: 1, space_hard_kib: 8, ..QuotaLimits::default() };
+    limit(&fs, QuotaKind::User, 5, limits);
+    let root = fs.root().unwrap();
+    let a = root.create("a", &owned(5, 1)).unwrap();
+    let refused = |result: Result<()>| {
+        assert!(matches!(result, Err(FsError::QuotaExceeded { .. })), "{result:?}");
+    };
+    let write = || a.write_at(&[1; 100_000], 0);
+    let give = || {
+        let theirs = root.lookup("theirs").or_else(|_| root.create("theirs", &owned(6, 1)))?;
+        theirs.set_attributes(&SetAttributes::new().owner(Some(5), None))
+    };
+    refused(root.create("b", &owned(5, 1)).map(drop));
+    // What fits of it is taken.
+    assert!(write().is_ok_and(|written| written < 100_000));
+    refused(give());
+    {
+        let _root = fs.take_space_for(true).beyond_limits(true);
+        root.create("b", &owned(5, 1)).unwrap();
+        assert_eq!(write().unwrap(), 100_000);
+        give().unwrap();
+        // A guard within it is somebody else's.
+        let _other = fs.take_space_for(true);
+        refused(root.create("c", &owned(5, 1)).map(drop));
+    }
+    refused(root.create("c", &owned(5, 1)).map(drop));
+    a.sync().unwrap();
+    assert_eq!(usage(&fs, QuotaKind::User, 5).1, 3);
+    assert!(usage(&fs, QuotaKind::User, 5).0 >= 100_000);
+    drop((a, root));
+    finish(fs, &image);
+}
+
 #[test]
 fn limits_that_are_not_enforced_are_counted() {
     let image = extant_testkit::require!(Image::make("16M", QUOTA, ""));

@@ -1,11 +1,9 @@
 //! `extant serve virtiofs`: the tree of an image for virtual machines.
 
 use std::ffi::OsString;
-use std::io::{self, ErrorKind, Write as _};
+use std::io::{self, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::FileTypeExt as _;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -122,10 +120,7 @@ pub(super) fn run(args: &VirtiofsArgs) -> Result<Exit> {
         signal_hook::flag::register(signal, Arc::clone(&end))
             .map_err(|error| Failure::caused(Exit::Internal, "cannot handle signals", &error))?;
     }
-    let listener = bind(&args.socket).map_err(|error| {
-        let name = escape(args.socket.as_os_str().as_bytes());
-        Failure::caused(io_exit(&error), &format!("cannot make the socket {name}"), &error)
-    })?;
+    let listener = bind_private(&args.socket)?;
     // From the sandbox it cannot be removed; the next server replaces it.
     let _socket = Removed(args.socket.clone());
     allow_descriptors();
@@ -150,21 +145,6 @@ pub(super) fn run(args: &VirtiofsArgs) -> Result<Exit> {
         Failure::caused(exit, &name, &error)
     })?;
     Ok(Exit::Success)
-}
-
-/// A socket in place of one that nobody listens on.
-fn bind(path: &Path) -> io::Result<UnixListener> {
-    let bound = bind_private(path);
-    let is_taken = bound.as_ref().is_err_and(|error| error.kind() == ErrorKind::AddrInUse);
-    let is_socket = || std::fs::symlink_metadata(path).is_ok_and(|at| at.file_type().is_socket());
-    let is_dead = || {
-        UnixStream::connect(path).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
-    };
-    if !(is_taken && is_socket() && is_dead()) {
-        return bound;
-    }
-    std::fs::remove_file(path)?;
-    bind_private(path)
 }
 
 /// As many open files as this process may have: each machine leaves one behind.

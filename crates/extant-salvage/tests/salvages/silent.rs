@@ -1,0 +1,128 @@
+//! Damage that reads like something else: holes that were none, attributes that are others. It is said.
+
+use std::sync::Arc;
+
+use crate::common;
+use common::{SETS, of, sample};
+use extant::{MountOptions, XattrMode};
+use extant_block::{BlockDevice, MemoryDevice};
+use extant_salvage::{Damage, Why};
+use extant_testkit::{image, oracle, require, tempdir};
+
+/// The block that `stat` of debugfs names behind `mark`, such as `(IND):`.
+fn block_of(device: &MemoryDevice, path: &str, mark: &str) -> Result<u64, String> {
+    let dir = tempdir().unwrap();
+    let file = dir.path().join("image");
+    image::save(device, &file);
+    let said = oracle::debugfs(&file, false, &format!("stat {path}\n"))?;
+    let at = said.find(mark).unwrap_or_else(|| panic!("{path} has no {mark}: {said}"));
+    let digits = said[at + mark.len()..].split(|c: char| !c.is_ascii_digit()).next();
+    Ok(digits.and_then(|digits| digits.parse().ok()).unwrap())
+}
+
+fn all_bytes(device: &MemoryDevice) -> Vec<u8> {
+    let mut bytes = vec![0; device.size_bytes() as usize];
+    device.read_at(0, &mut bytes).unwrap();
+    bytes
+}
+
+#[track_caller]
+fn only_damage(device: &MemoryDevice, what: &str) -> Damage {
+    let (kept, summary, _) = of(device).unwrap();
+    let [damage] = kept.damages.as_slice() else { panic!("{what}: {:?}", kept.damages) };
+    assert_eq!((summary.damaged, summary.missing), (1, damage.missing), "{what}");
+    damage.clone()
+}
+
+#[test]
+fn a_block_of_pointers_that_is_zeros_now_is_no_hole() {
+    for features in &SETS[..2] {
+        let dir = tempdir().unwrap();
+        let device = require!(sample(dir.path(), features));
+        let block = require!(block_of(&device, "/d/file9", "(IND):"));
+        device.write_at(block * 1024, &[0; 1024]).unwrap();
+        let damage = only_damage(&device, &format!("{features:?}"));
+        assert_eq!(damage.path, b"/d/file9");
+        // Twelve blocks are in the inode.
+        assert_eq!((damage.size, damage.missing), (27_000, 27_000 - 12 * 1024));
+        assert_eq!(damage.why, [(Why::Blocks, 15)]);
+    }
+}
+
+#[test]
+fn extents_that_a_node_does_not_count_any_more_are_no_holes() {
+    let dir = tempdir().unwrap();
+    let device = require!(sample(dir.path(), SETS[8]));
+    let block = require!(block_of(&device, "/sparse", "(ETB0):"));
+    // 40 extents of a block or two.
+    device.write_at(block * 4096 + 2, &10u16.to_le_bytes()).unwrap();
+    let damage = only_damage(&device, "40 extents");
+    let [(Why::Blocks, lost @ 30..=60)] = damage.why[..] else { panic!("{damage:?}") };
+    assert_eq!((damage.path.as_slice(), damage.missing), (&b"/sparse"[..], lost * 4096));
+}
+
+#[test]
+fn a_directory_of_which_a_part_is_not_mapped_is_named() {
+    let dir = tempdir().unwrap();
+    let sound = require!(sample(dir.path(), SETS[0]));
+    let device = sound.snapshot();
+    let block = require!(block_of(&device, "/many", "(IND):"));
+    device.write_at(block * 1024, &[0; 1024]).unwrap();
+    let (kept, summary, _) = of(&device).unwrap();
+    let damage = kept.damages.iter().find(|damage| damage.path == b"/many");
+    let damage = damage.unwrap_or_else(|| panic!("{:?}", kept.damages));
+    assert!(matches!(damage.why.as_slice(), [(Why::Directory, 1..)]), "{damage:?}");
+    assert!(summary.loose > 0, "its files are in lost+found");
+}
+
+#[test]
+fn a_directory_with_the_block_of_another_is_named() {
+    let dir = tempdir().unwrap();
+    let sound = require!(sample(dir.path(), SETS[0]));
+    let device = sound.snapshot();
+    let (own, other) = ("/d/e", "/d/e/f");
+    let (own, other) =
+        (require!(block_of(&device, own, "(0):")), require!(block_of(&device, other, "(0):")));
+    let mut block = [0; 1024];
+    device.read_at(other * 1024, &mut block).unwrap();
+    device.write_at(own * 1024, &block).unwrap();
+    let (kept, summary, _) = of(&device).unwrap();
+    let damage = kept.damages.iter().find(|damage| damage.path == b"/d/e");
+    let damage = damage.unwrap_or_else(|| panic!("{:?}", kept.damages));
+    assert_eq!(damage.why, [(Why::Directory, 1)]);
+    assert!(summary.loose > 0, "what was in it is in lost+found");
+}
+
+#[test]
+fn an_attribute_whose_value_is_another_is_named() {
+    let is_of = |part: &[u8]| part == [0x5a; 1024];
+    // In an inode of its own.
+    let dir = tempdir().unwrap();
+    let device = Arc::new(require!(sample(dir.path(), SETS[3])));
+    let options = MountOptions::new().read_only(false).background(false);
+    let fs = options.open_shared(Arc::clone(&device) as _).unwrap();
+    fs.set_xattr("/d/file6", "user.big", [0x5a; 5000], XattrMode::Any).unwrap();
+    fs.unmount().unwrap();
+    let (kept, _, _) = of(&device).unwrap();
+    assert_eq!(kept.damages, []);
+    // Where it is, and in the journal.
+    for (number, _) in all_bytes(&device).chunks(1024).enumerate().filter(|(_, part)| is_of(part)) {
+        device.write_at(number as u64 * 1024 + 9, &[0x5b]).unwrap();
+    }
+    let damage = only_damage(&device, "a value of its own");
+    assert_eq!((damage.path.as_slice(), damage.missing), (&b"/d/file6"[..], 0));
+    assert_eq!(damage.why, [(Why::AttributesChecksum, 1)]);
+    let (kept, _, _) = of(&device).unwrap();
+    let xattrs = &kept.files[b"/d/file6".as_slice()].xattrs;
+    assert!(xattrs.iter().any(|(name, value)| name == b"user.big" && value[9] == 0x5b));
+
+    // In a block, which has a checksum.
+    let device = require!(sample(dir.path(), SETS[6]));
+    let bytes = all_bytes(&device);
+    let value = b"VALUE-OF-AN-ATTRIBUTE".repeat(9);
+    let at = bytes.windows(value.len()).position(|window| window == value).unwrap();
+    device.write_at(at as u64, b"B").unwrap();
+    let damage = only_damage(&device, "a block");
+    assert_eq!((damage.path.as_slice(), damage.missing), (&b"/d/file5"[..], 0));
+    assert_eq!(damage.why, [(Why::AttributesChecksum, 1)]);
+}
