@@ -115,9 +115,14 @@ mod tests {
 
     /// Turns of a row that is counted. All rows but one begin with the same file system, which is counted alone.
     const TURNS: u64 = 200;
-    /// How far a row may be from what is stored, as a share of it, and in instructions.
-    const TOLERANCE: f64 = 0.04;
+    /// How far a row may be from what is stored, as a share of it, and in instructions. What is built by increments is
+    /// cut into smaller units, across which less is inlined: it has up to a tenth more, in other places each time.
+    const TOLERANCE: f64 = if IS_INCREMENTAL { 0.15 } else { 0.04 };
     const SLACK: f64 = 20.0;
+    const IS_INCREMENTAL: bool = match option_env!("CARGO_INCREMENTAL") {
+        Some(value) => !matches!(value.as_bytes(), b"0"),
+        None => true,
+    };
 
     #[test]
     fn each_row_runs_and_others_are_refused() {
