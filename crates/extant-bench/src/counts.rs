@@ -196,7 +196,7 @@ mod tests {
         assert!(
             differing.is_empty(),
             "{differing:?} are not as stored\nstored {then:?}\nnow    {now:?}\n\
-             if that is meant: EXTANT_BLESS=1 cargo test -p extant-bench counts"
+             if that is meant: CARGO_INCREMENTAL=0 EXTANT_BLESS=1 cargo test -p extant-bench counts"
         );
     }
 }
