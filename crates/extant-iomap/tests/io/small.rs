@@ -110,7 +110,7 @@ fn what_may_be_dirty_is_a_part_of_the_cache_unless_it_is_said() {
         assert_eq!(options.bytes, 20 << 20);
         (options.dirty_max, options.dirty_background)
     };
-    assert_eq!(with(0, 0), (16 << 20, 20 * 5 << 17), "four fifths, five eighths of all");
+    assert_eq!(with(0, 0), (16 << 20, 100 << 17), "four fifths, five eighths of all");
     assert_eq!(with(8 << 20, 0), (8 << 20, 5 << 20), "five eighths of what may be");
     assert_eq!(with(0, 3 << 20), (16 << 20, 3 << 20));
     assert_eq!(with(2 << 20, 3 << 20), (2 << 20, 2 << 20), "never more than may be");

@@ -232,3 +232,22 @@ fn what_is_no_orphan_leaves_the_orphan_file_and_the_others_are_deleted() {
     finish(fs, &crashed);
     drop(held);
 }
+
+#[test]
+fn what_loses_its_name_in_use_is_an_orphan_until_it_is_let_go() {
+    for options in [WITH_FILE, LIST] {
+        let image = extant_testkit::require!(Image::make("16M", options, ""));
+        let fs = image.open();
+        let held = fs.root().unwrap().create("file", &NewInode::root(0o644)).unwrap();
+        held.write_at(&[7; 5000], 0).unwrap();
+        fs.sync().unwrap();
+        fs.remove_file("/file").unwrap();
+        fs.sync().unwrap();
+        let crashed = image.copy();
+        let later = crashed.open();
+        assert_eq!(recovered(&later).deleted, 1);
+        finish(later, &crashed);
+        drop(held);
+        finish(fs, &image);
+    }
+}

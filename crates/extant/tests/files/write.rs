@@ -240,7 +240,9 @@ fn names_that_cannot_change_are_refused_as_by_linux() {
 fn exchange_and_whiteout() {
     let dir = work_dir();
     let device = require!(device(&dir, "16M", &["-t", "ext4"]));
-    let fs = mount(&device);
+    let clock = Arc::new(FixedClock::at(1_600_000_000, 0));
+    let options = MountOptions::new().read_only(false).seed(1).clock(clock.clone());
+    let fs = options.open_shared(device.clone()).unwrap();
     let new = NewInode::root(0o755);
     let a = fs.create_dir("/a", &new).unwrap();
     let b = fs.create_dir("/b", &new).unwrap();
@@ -248,6 +250,7 @@ fn exchange_and_whiteout() {
     let file = b.create("file", &new).unwrap();
     let changed = || [&a, &b, &inner, &file].map(|inode| inode.metadata().ctime);
     let before = changed();
+    clock.advance(Duration::from_secs(1));
     a.rename("dir", &b, "file", RenameFlags::EXCHANGE).unwrap();
     for (at, (before, after)) in before.into_iter().zip(changed()).enumerate() {
         assert!(before < after, "{at}: both directories, and both that moved");
