@@ -352,7 +352,6 @@ fn a_file_that_was_shortened_is_no_orphan_afterwards() {
         file.write_at(&pattern(50_000, 8), 0).unwrap();
         fs.sync().unwrap();
         file.truncate(10_001).unwrap();
-        fs.sync().unwrap();
         let block = u64::from(fs.block_size().bytes());
         let last = 10_001 / block;
         let MappingKind::Mapped(place) = file.map(last..last + 1).next().unwrap().unwrap().kind
@@ -365,6 +364,7 @@ fn a_file_that_was_shortened_is_no_orphan_afterwards() {
             bytes.iter().all(|byte| *byte == 0),
             "{options:?}: what was behind the end is gone"
         );
+        fs.sync().unwrap();
         let image = Arc::new(device.snapshot());
         let later = mount(Arc::clone(&image) as SharedDevice);
         let found = later.recovered_orphans();
