@@ -299,6 +299,10 @@ mod tests {
         gathering.leave(7);
         gathering.committed(7);
         assert_eq!(gathering.expected(), 1);
+        // A commit ends the time limit.
+        assert!(gathering.watch(8));
+        gathering.committed(8);
+        assert!(!gathering.is_watched(8));
     }
 
     #[test]

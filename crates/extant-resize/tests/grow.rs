@@ -60,6 +60,24 @@ fn every_layout_grows_step_by_step() {
 }
 
 #[test]
+fn what_lies_behind_the_old_end_is_not_taken_for_inodes() {
+    use extant_block::BlockDevice;
+    for layout in &LAYOUTS[..3] {
+        let dir = tempdir().unwrap();
+        let first = require!(made(dir.path(), *layout));
+        let large = Arc::new(MemoryDevice::filled_with(0xa5, first.size_bytes() * 2 + MIB));
+        let mut bytes = vec![0; first.size_bytes() as usize];
+        first.read_at(0, &mut bytes).unwrap();
+        large.write_at(0, &bytes).unwrap();
+        let shared: SharedDevice = Arc::clone(&large) as SharedDevice;
+        resize(&shared, Goal::Bytes(large.size_bytes()), &hasty(), &mut |_| {}).unwrap();
+        assert_eq!(require!(e2fsck(&large, dir.path())), "", "{layout:?}");
+        assert_eq!(problems(&large), [""; 0], "{layout:?}");
+        assert_eq!(seen(&large), seen(&first), "{layout:?}");
+    }
+}
+
+#[test]
 fn the_kernel_mounts_what_has_grown_and_fills_it() {
     for layout in LAYOUTS {
         let dir = tempdir().unwrap();

@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{
-    LAYOUTS, Layout, hasty, made, problems, seen, to_size, with_files_at_the_end,
+    LAYOUTS, Layout, hasty, made, problems, seen, to_size, with_at_the_end, with_files_at_the_end,
     with_inodes_at_the_end, with_last_inodes, with_size,
 };
 use extant::MountOptions;
@@ -86,6 +86,28 @@ fn every_layout_becomes_as_small_as_it_can_and_grows_again() {
         assert_eq!(seen(&again), before, "{layout:?}");
     }
     assert!(moved > 50, "{moved}");
+}
+
+#[test]
+fn a_run_that_is_copied_in_several_pieces_moves_whole() {
+    let dir = tempdir().unwrap();
+    let first = require!(made(dir.path(), LAYOUTS[2]));
+    let (grown, _) = to_size(&first, bytes(&first) * 2).unwrap();
+    let full = with_at_the_end(&grown, |fs| {
+        // Each block is another; a piece is 1 MiB.
+        let content: Vec<u8> =
+            (0..2600u32).flat_map(|block| [block.to_le_bytes(); 256].concat()).collect();
+        fs.write("/long", content).unwrap();
+        fs.sync().unwrap();
+        let file = fs.resolve("/long").unwrap();
+        let runs = file.map(0..2600).count();
+        assert!(runs <= 2, "{runs} runs");
+    });
+    let before = seen(&full);
+    let (small, plan) = to_size(&full, smallest(&full)).unwrap();
+    assert!(plan.moved_files >= 1);
+    assert_eq!(seen(&small), before);
+    assert_eq!(require!(e2fsck(&small, dir.path())), "");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use extant_base::Prng;
+use extant_iomap::Alone;
 
 use crate::model::content;
 use crate::support::{Alloc, Error, Fault, Fs, Options, Point, TestFile};
@@ -220,4 +221,73 @@ fn after_a_failed_placement_everything_is_old_or_new_and_nothing_is_promised() {
 #[test]
 fn after_a_failed_publication_everything_is_old_or_new_and_nothing_is_promised() {
     fails_at_each_call(|fs| &fs.faults.publish);
+}
+
+#[test]
+fn what_was_reserved_for_a_write_that_failed_is_given_back() {
+    for alloc in [Alloc::Pinned, Alloc::Unwritten] {
+        for nth in 1..4 {
+            let options = Options { alloc, run_max: 1, ahead: false, ..Options::default() };
+            let fs = Fs::new(options);
+            let file = fs.file();
+            fs.device.writes.after(nth);
+            let stored = file.write_direct(0, &[7; 4 * BLOCK]).unwrap_or(0);
+            assert_eq!(stored as i64, (nth - 1) * BLOCK as i64);
+            assert_eq!((fs.promised(), file.delayed()), (0, 0), "{alloc:?}, {nth}");
+            assert_eq!(file.after_a_crash(), vec![7; stored]);
+            drop(file);
+            fs.check_empty();
+        }
+    }
+}
+
+#[test]
+fn an_overwrite_that_has_to_be_alone_says_why() {
+    let fs = Fs::new(Options { ahead: false, ..Options::default() });
+    let file = fs.file();
+    // Blocks 0..4 stored, 4..6 nothing, 6 unwritten, 7 nothing.
+    file.write_direct(0, &[1; 4 * BLOCK]).unwrap();
+    file.truncate(8 * BLOCK as u64).unwrap();
+    file.allocate(6 * BLOCK as u64..7 * BLOCK as u64, true).unwrap();
+    let ask = |range: std::ops::Range<usize>, unit: u64| {
+        let range = range.start as u64..range.end as u64;
+        file.held(|data| data.plan_overwrite(&*file, range, unit)).unwrap()
+    };
+    let alone = |range, unit| ask(range, unit).map(|plan| plan.parts().len());
+    let block = BLOCK as u64;
+    assert_eq!(alone(0..4 * BLOCK, block), Ok(1));
+    assert_eq!(alone(512..1024, 512), Ok(1), "a device of smaller sectors");
+    for range in [512..BLOCK, 0..BLOCK - 512, BLOCK..BLOCK] {
+        assert_eq!(alone(range.clone(), block), Err(Alone::Parts), "{range:?}");
+    }
+    assert_eq!(alone(3 * BLOCK..5 * BLOCK, block), Err(Alone::Hole));
+    assert_eq!(alone(6 * BLOCK..6 * BLOCK + 512, 512), Err(Alone::Parts), "of no data");
+    assert_eq!(alone(7 * BLOCK..8 * BLOCK, block), Err(Alone::Hole), "up to the end");
+    assert_eq!(alone(7 * BLOCK..9 * BLOCK, block), Err(Alone::Extends));
+    file.write(BLOCK as u64, &[2; BLOCK]).unwrap();
+    assert_eq!(alone(0..2 * BLOCK, block), Err(Alone::Cached));
+    assert_eq!(alone(2 * BLOCK..4 * BLOCK, block), Ok(1));
+}
+
+#[test]
+fn bytes_are_lent_if_all_of_them_are_cached_and_they_are_not_too_many() {
+    let fs = Fs::new(Options::default());
+    let file = fs.file();
+    let quarter = fs.cache.options().bytes / 4;
+    let bytes = content(&mut Prng::new(7), quarter as usize + 2 * BLOCK);
+    file.write_direct(0, &bytes).unwrap();
+    let lent = |range: std::ops::Range<u64>| {
+        let join = |parts: &[std::io::IoSlice<'_>]| -> Vec<u8> {
+            parts.iter().flat_map(|part| part.iter().copied()).collect()
+        };
+        file.held(|data| data.with_resident(range, join))
+    };
+    let block = BLOCK as u64;
+    assert_eq!(lent(0..block), None, "past the cache");
+    file.write(2 * block, &bytes[2 * BLOCK..3 * BLOCK]).unwrap();
+    assert_eq!(lent(2 * block + 5..3 * block).as_deref(), Some(&bytes[2 * BLOCK + 5..3 * BLOCK]));
+    assert_eq!((lent(block..3 * block), lent(2 * block..4 * block)), (None, None), "in part");
+    assert_eq!(file.read_all().unwrap(), bytes);
+    assert!(lent(7..quarter + 7).is_some_and(|lent| lent == bytes[7..quarter as usize + 7]));
+    assert_eq!(lent(7..quarter + 8), None, "a reader has no right to all of the cache");
 }

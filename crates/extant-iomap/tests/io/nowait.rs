@@ -66,6 +66,66 @@ fn what_is_not_in_memory_is_refused_and_what_is_new_or_whole_is_not() {
 }
 
 #[test]
+fn the_part_of_a_last_block_that_is_not_in_memory_is_refused() {
+    let fs = Fs::new(options());
+    let file = fs.file();
+    let wanted = vec![7; 2 * BLOCK as usize];
+    file.write(0, &wanted).unwrap();
+    file.sync().unwrap();
+    fs.cache.drop_clean();
+    let reads = fs.cache.stats().device_reads;
+    // A folio for both, whose first block is whole.
+    let bytes = vec![8; BLOCK as usize + 10];
+    assert_eq!(file.try_write(0, &bytes), Err(Obstacle::Device));
+    assert_eq!(fs.cache.stats().device_reads, reads);
+    finish(&fs, file, &wanted);
+}
+
+#[test]
+fn what_is_dirty_between_blocks_without_data_is_not_read_as_zeros() {
+    let fs = Fs::new(options());
+    let file = fs.file();
+    file.allocate(0..4 * BLOCK, true).unwrap();
+    file.truncate(4 * BLOCK).unwrap();
+    file.write(2 * BLOCK, &[5; BLOCK as usize]).unwrap();
+    let mut wanted = vec![0; 4 * BLOCK as usize];
+    wanted[2 * BLOCK as usize..3 * BLOCK as usize].fill(5);
+    let read = file.try_read(0, wanted.len()).unwrap();
+    assert!(read.len() as u64 >= 3 * BLOCK && read == wanted[..read.len()], "{}", read.len());
+    finish(&fs, file, &wanted);
+}
+
+#[test]
+fn a_write_that_must_be_whole_is_prepared_or_refused_before_its_first_byte() {
+    let fs = Fs::new(Options { cache_bytes: 1 << 20, folio_max_log2: 14, ..options() });
+    let file = fs.file();
+    let wanted = vec![7; 20 * BLOCK as usize];
+    file.write(0, &wanted).unwrap();
+    file.sync().unwrap();
+    file.held(|data| {
+        let kept = data.prepare_whole(&*file, 100, 18 * BLOCK).unwrap();
+        fs.cache.drop_clean();
+        assert!(fs.cache.stats().used_bytes >= 19 * BLOCK, "what was prepared stays");
+        drop(kept);
+        fs.cache.drop_clean();
+        assert_eq!(fs.cache.stats().used_bytes, 0);
+        let all = fs.cache.options().bytes;
+        let too_much = data.prepare_whole(&*file, 20 * BLOCK, all + BLOCK).map(drop);
+        assert_eq!(too_much, Err(Obstacle::Memory), "more than the cache");
+    });
+    file.write(0, &wanted).unwrap();
+    let other = Arc::clone(&file);
+    let attempt = move || {
+        let whole = |at, len| other.data.prepare_whole(&*other, at, len).map(drop).err();
+        (whole(0, 10), whole(19 * BLOCK, 10), whole(20 * BLOCK, 10))
+    };
+    let tried = beside(&fs, Point::Published, attempt, || file.sync().unwrap());
+    let writeback = Some(Obstacle::Writeback);
+    assert_eq!(tried, (writeback, writeback, None), "first block, last block, behind");
+    finish(&fs, file, &wanted);
+}
+
+#[test]
 fn a_block_on_its_way_to_the_device_is_not_waited_for() {
     let fs = Fs::new(options());
     let file = fs.file();

@@ -1,6 +1,6 @@
 //! What one small operation touches.
 
-use extant_iomap::Mapper;
+use extant_iomap::{Cache, CacheOptions, Mapper};
 
 use crate::support::{Alloc, Fs, Options};
 
@@ -98,4 +98,45 @@ fn what_lies_in_memory_behind_the_end_is_never_stored() {
             fs.check_empty();
         }
     }
+}
+
+#[test]
+fn what_may_be_dirty_is_a_part_of_the_cache_unless_it_is_said() {
+    let with = |dirty_max, dirty_background| {
+        let options =
+            CacheOptions { dirty_max, dirty_background, ..CacheOptions::new(20 << 20, 12) };
+        let cache = Cache::new(options).unwrap();
+        let options = cache.options();
+        assert_eq!(options.bytes, 20 << 20);
+        (options.dirty_max, options.dirty_background)
+    };
+    assert_eq!(with(0, 0), (16 << 20, 100 << 17), "four fifths, five eighths of all");
+    assert_eq!(with(8 << 20, 0), (8 << 20, 5 << 20), "five eighths of what may be");
+    assert_eq!(with(0, 3 << 20), (16 << 20, 3 << 20));
+    assert_eq!(with(2 << 20, 3 << 20), (2 << 20, 2 << 20), "never more than may be");
+    assert_eq!(with(20 << 20, 1 << 20), (16 << 20, 1 << 20), "never all of it");
+}
+
+#[test]
+fn the_background_writer_begins_above_its_threshold_and_ends_at_half_of_it() {
+    let fs = Fs::new(Options { cache_bytes: 1 << 20, ..Options::default() });
+    let file = fs.file();
+    let background = fs.cache.options().dirty_background;
+    let wants = || (fs.cache.wants_writeback(), fs.cache.wants_more_writeback());
+    let dirty_to = |bytes: u64| {
+        while fs.cache.dirty_bytes() < bytes {
+            file.write(fs.cache.dirty_bytes(), &[1; 4096]).unwrap();
+        }
+        assert_eq!(fs.cache.dirty_bytes(), bytes);
+    };
+    dirty_to(background / 2);
+    assert_eq!(wants(), (false, false));
+    dirty_to(background / 2 + 4096);
+    assert_eq!(wants(), (false, true));
+    dirty_to(background);
+    assert_eq!(wants(), (false, true));
+    dirty_to(background + 4096);
+    assert_eq!((wants(), fs.cache.is_over_limit()), ((true, true), false));
+    dirty_to(fs.cache.options().dirty_max.next_multiple_of(4096));
+    assert!(fs.cache.is_over_limit());
 }

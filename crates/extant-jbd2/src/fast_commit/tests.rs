@@ -231,6 +231,7 @@ fn an_inode_keeps_its_tree_unless_it_is_new() {
     {
         let mut home = vec![0x11; 256];
         home[..160].copy_from_slice(&other);
+        home[0x28..0x2c].copy_from_slice(&[0x0a, 0xf3, 1, 0]); // The tree of another file.
         let merged = merged_with(&home, &new);
         assert_eq!(merged[0x28..0x30], EMPTY_TREE);
         assert!(merged[0x30..0x64].iter().chain(&merged[160..]).all(|byte| *byte == 0));
@@ -272,6 +273,16 @@ fn a_new_directory_is_what_the_records_say() {
     assert_eq!(names, [(&b"file"[..], FcEntry::Present(Ino(13)))]);
     assert!(!directory.keeps(b"former life", Ino(99)));
     assert_eq!(overlay.directory(Ino(2)).unwrap().made_in(), None);
+    // And a file that has its number afterwards is none.
+    let file = raw_inode(0x81a4, FLAG_EXTENTS, 8);
+    let overlay = folded(&[
+        FcRecord::Inode { ino: Ino(12), raw: &raw },
+        FcRecord::Create(dentry(2, 12, b"dir")),
+        FcRecord::Create(dentry(12, 13, b"file")),
+        FcRecord::Inode { ino: Ino(12), raw: &file },
+        FcRecord::Create(dentry(2, 12, b"again")),
+    ]);
+    assert_eq!(overlay.directory(Ino(12)), None);
 }
 
 #[test]

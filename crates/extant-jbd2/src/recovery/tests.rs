@@ -319,6 +319,14 @@ fn a_ring_of_descriptors_ends() {
         assert_eq!((replay.transactions, replay.stop), (0, ScanStop::RingFull), "{tags}");
         assert!(log.reads_max() <= 1, "J13");
     }
+    // Revoke blocks alone: the walk looks at each of them.
+    let mut log = TestLog::new(JournalChecksum::None, 64, 7);
+    let revoke = log.revoke(&[5]) as usize;
+    let revoke = log.blocks[revoke].clone();
+    log.blocks[1..].fill(revoke);
+    let replay = try_recover(&log).unwrap();
+    assert_eq!((replay.transactions, replay.stop), (0, ScanStop::RingFull));
+    assert_eq!(log.reads_max(), 1, "J13");
 }
 
 #[test]

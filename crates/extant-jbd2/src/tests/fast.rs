@@ -4,6 +4,7 @@ use extant_base::Ino;
 use extant_block::{BlockDevice, Record, RecordingDevice};
 use extant_format::jbd2::{FcDentry, FcRecord, FcWriter, Tid as RawTid};
 
+use super::faults::Failing;
 use super::*;
 use crate::{FastCommitOverlay, FcEntry, RecoveryOptions, recover};
 
@@ -71,7 +72,8 @@ fn blank() -> MemoryDevice {
     below
 }
 
-fn opened_over(below: MemoryDevice, inode_bytes: usize) -> Fixture {
+/// A clean journal with an area, for `below`.
+fn format(below: &MemoryDevice) {
     let mut superblock = TestLog::new(JournalChecksum::V3, LEN, 0).superblock;
     superblock.sequence = RawTid(7);
     superblock.incompat |= JournalIncompat::FAST_COMMIT;
@@ -80,16 +82,25 @@ fn opened_over(below: MemoryDevice, inode_bytes: usize) -> Fixture {
     let mut bytes = vec![0; JournalSuperblock::BYTES];
     superblock.encode(&mut bytes).unwrap();
     below.write_at(offset_of(0), &bytes).unwrap();
-    let recorder = Arc::new(RecordingDevice::over(below));
-    let device: SharedDevice = Arc::clone(&recorder) as SharedDevice;
+}
+
+fn journal_on(device: &SharedDevice, inode_bytes: usize) -> (Arc<Names>, Arc<Journal>) {
     let client = Arc::new(Names {
         new: Mutex::new(Rank::Leaf, Vec::new()),
         answer: Mutex::new(Rank::Leaf, Description::Records),
         inode_bytes,
     });
     let options = JournalOptions { features: JournalIncompat::FAST_COMMIT, ..options() };
-    let store = LogStore::internal(Arc::new(log_on(&device))).unwrap();
-    let journal = Journal::open(store, Arc::clone(&device), client.clone(), options).unwrap();
+    let store = LogStore::internal(Arc::new(log_on(device))).unwrap();
+    let journal = Journal::open(store, Arc::clone(device), client.clone(), options).unwrap();
+    (client, journal)
+}
+
+fn opened_over(below: MemoryDevice, inode_bytes: usize) -> Fixture {
+    format(&below);
+    let recorder = Arc::new(RecordingDevice::over(below));
+    let device: SharedDevice = Arc::clone(&recorder) as SharedDevice;
+    let (client, journal) = journal_on(&device, inode_bytes);
     Fixture { recorder, device, client, journal, block: TestBlock::new(9) }
 }
 
@@ -112,19 +123,27 @@ impl Fixture {
         self.journal.sync(round).unwrap();
     }
 
-    /// What the next mount would find in the area.
     fn found(&self) -> Option<FastCommitOverlay> {
-        let log = log_on(&self.device);
-        let superblock = LogStore::internal(Arc::new(log.clone())).unwrap().superblock().clone();
-        recover(&log, &superblock, &RecoveryOptions::new(HOME_BLOCKS)).unwrap().fast_commits
+        found_on(&self.device)
     }
 
     fn has(&self, name: &str) -> bool {
-        let found = self.found();
-        let root = found.as_ref().and_then(|found| found.directory(Ino(2)));
-        root.and_then(|root| root.get(name.as_bytes()))
-            .is_some_and(|entry| matches!(entry, FcEntry::Present(_)))
+        self.found().is_some_and(|found| is_in(&found, name))
     }
+}
+
+/// What the next mount would find in the area.
+fn found_on(device: &SharedDevice) -> Option<FastCommitOverlay> {
+    let log = log_on(device);
+    let superblock = LogStore::internal(Arc::new(log.clone())).unwrap().superblock().clone();
+    recover(&log, &superblock, &RecoveryOptions::new(HOME_BLOCKS)).unwrap().fast_commits
+}
+
+fn is_in(found: &FastCommitOverlay, name: &str) -> bool {
+    found
+        .directory(Ino(2))
+        .and_then(|root| root.get(name.as_bytes()))
+        .is_some_and(|entry| matches!(entry, FcEntry::Present(_)))
 }
 
 #[test]
@@ -159,6 +178,8 @@ fn j14_the_tail_is_written_last_behind_a_flush_and_through_the_cache() {
         panic!("{records:?}");
     };
     assert!(!early.is_empty(), "more than a block");
+    let goes_through = |record: &Record| matches!(record, Record::Write { fua: true, .. });
+    assert!(!early.iter().any(goes_through), "the flush is enough for these");
     let places: Vec<u64> = early.iter().chain([last]).map(|record| record.range().0).collect();
     let begin = AREA_START + 2;
     let wanted: Vec<u64> = (begin..begin + places.len() as u32).map(offset_of).collect();
@@ -168,18 +189,29 @@ fn j14_the_tail_is_written_last_behind_a_flush_and_through_the_cache() {
 
 #[test]
 fn j17_the_head_of_an_older_transaction_is_gone_before_the_log_is_in_use() {
-    let below = blank();
-    let mut head = FcWriter::new(size());
-    assert!(head.push(&FcRecord::Head { features: 0, tid: RawTid(6) }));
-    below.write_at(offset_of(AREA_START), &head.finish(RawTid(6))).unwrap();
-    let t = opened_over(below, 0);
-    change(&t.journal, &[(&t.block, 1)]);
-    let records = t.recorder.records();
-    let Some(Record::Write { fua: true, .. }) = records.first() else { panic!("{records:?}") };
-    assert_eq!(records[0].range(), (offset_of(AREA_START), BLOCK as u64));
-    let mut bytes = vec![1; BLOCK];
-    t.device.read_at(offset_of(AREA_START), &mut bytes).unwrap();
-    assert_eq!(bytes, vec![0; BLOCK]);
+    for is_fast in [false, true] {
+        let below = blank();
+        let mut head = FcWriter::new(size());
+        assert!(head.push(&FcRecord::Head { features: 0, tid: RawTid(6) }));
+        below.write_at(offset_of(AREA_START), &head.finish(RawTid(6))).unwrap();
+        let t = opened_over(below, 0);
+        match is_fast {
+            true => t.make_and_sync(&["name"], 1),
+            false => drop(change(&t.journal, &[(&t.block, 1)])),
+        }
+        let records = t.recorder.records();
+        let Some(Record::Write { fua: true, data, .. }) = records.first() else {
+            panic!("{is_fast}: {records:?}")
+        };
+        assert_eq!(records[0].range(), (offset_of(AREA_START), BLOCK as u64), "{is_fast}");
+        assert!(data.iter().all(|byte| *byte == 0), "{is_fast}");
+        if !is_fast {
+            change(&t.journal, &[(&t.block, 2)]);
+            let again = t.recorder.records().split_off(1);
+            let in_area = |record: &Record| record.range().0 >= offset_of(AREA_START);
+            assert!(!again.iter().any(in_area), "an empty area is left alone");
+        }
+    }
 }
 
 #[test]
@@ -250,4 +282,87 @@ fn a_change_that_describes_nothing_needs_no_write() {
     t.journal.sync(round).unwrap();
     assert_eq!(t.recorder.len(), before);
     assert_eq!(t.journal.stats().fast_commits, 1);
+}
+
+#[test]
+fn j8_j14_a_fast_commit_of_which_anything_fails_is_not_promised() {
+    for at in 1.. {
+        let below = Arc::new(blank());
+        format(&below);
+        let failing: SharedDevice = Arc::new(Failing::once(below.clone(), at));
+        let (client, journal) = journal_on(&failing, 0);
+        let block = TestBlock::new(9);
+        let mut promised: Vec<String> = Vec::new();
+        // The head and a tail, several blocks and a tail, and then the full commit that replaces them.
+        let mut work = || {
+            for (first, count) in [(0, 1), (10, 5)] {
+                let names: Vec<_> =
+                    (first..first + count).map(|n| format!("{n}{}", "n".repeat(240))).collect();
+                let mut handle = journal.start(1)?;
+                handle.claim(&block)?;
+                client.new.lock().extend(names.iter().map(|name| name.as_bytes().to_vec()));
+                let round = handle.round();
+                drop(handle);
+                journal.sync(round)?;
+                promised.extend(names);
+            }
+            let mut handle = journal.start(1)?;
+            handle.claim(&block)?;
+            block.set(2);
+            let tid = handle.tid();
+            drop(handle);
+            journal.commit(tid)
+        };
+        let failed = work().err();
+        let is_whole = failed.is_none() && !journal.is_aborted();
+        assert_eq!(failed.is_some(), journal.is_aborted(), "operation {at}");
+        drop(journal);
+        if is_whole {
+            assert!(at > 10, "{at} operations");
+            break;
+        }
+        let below: SharedDevice = below;
+        // The full commit took its place when only the emptying of the area failed.
+        if let Some(found) = found_on(&below) {
+            for name in &promised {
+                assert!(is_in(&found, name), "operation {at}: {name}");
+            }
+        } else if !promised.is_empty() {
+            let (replay, _) = replay_of(&below);
+            assert_eq!(replay, 1, "operation {at}: neither fast nor full");
+        }
+    }
+}
+
+/// Number of full transactions that the next mount would find, and where they end.
+fn replay_of(device: &SharedDevice) -> (u64, RawTid) {
+    let log = log_on(device);
+    let superblock = LogStore::internal(Arc::new(log.clone())).unwrap().superblock().clone();
+    let replay = recover(&log, &superblock, &RecoveryOptions::new(HOME_BLOCKS)).unwrap();
+    (replay.transactions as u64, replay.end_tid)
+}
+
+#[test]
+fn fast_commits_count_until_the_transaction_that_applies_them_replaces_them() {
+    let t = opened();
+    change(&t.journal, &[(&t.block, 1)]);
+    t.make_and_sync(&["name"], 2);
+    let tid = t.journal.running();
+    let Fixture { device, journal, recorder, .. } = t;
+    drop(journal);
+    let log = LogStore::internal(Arc::new(log_on(&device))).unwrap();
+    let options = RecoveryOptions::new(HOME_BLOCKS);
+    let recovered = recover_to_device(log, &device, &options, unchecked, &unwatched).unwrap();
+    let before = recorder.len();
+    let store = recovered.resume().unwrap();
+    let [Record::Flush, Record::Write { fua: true, .. }] = &recorder.records()[before..] else {
+        panic!("{:?}", recorder.records());
+    };
+    assert!(found_on(&device).is_some_and(|found| is_in(&found, "name")), "not applied yet");
+    let options = JournalOptions { features: JournalIncompat::FAST_COMMIT, ..super::options() };
+    let journal = Journal::open(store, Arc::clone(&device), TestClient::plain(), options).unwrap();
+    assert_eq!(journal.running(), tid);
+    change(&journal, &[(&TestBlock::new(9), 3)]);
+    assert_eq!(found_on(&device), None);
+    assert_eq!(replay_of(&device), (1, RawTid(tid + 1)));
 }

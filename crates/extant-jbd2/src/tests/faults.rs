@@ -9,11 +9,17 @@ use extant_block::{
 use super::*;
 
 /// Fails the `at`th change or flush, and all later ones if `forever`.
-struct Failing {
+pub(super) struct Failing {
     below: Arc<MemoryDevice>,
     done: AtomicU64,
     at: u64,
     forever: bool,
+}
+
+impl Failing {
+    pub(super) fn once(below: Arc<MemoryDevice>, at: u64) -> Failing {
+        Failing { below, done: AtomicU64::new(0), at, forever: false }
+    }
 }
 
 impl BlockDevice for Failing {
@@ -179,8 +185,7 @@ fn k4_what_could_not_be_written_stays_in_memory() {
     // Without a log, with a log and what of the commit fails: its first write, the copies, the commit block.
     for (logged, at) in [(false, 1), (true, 1), (true, 2), (true, 3), (true, 4)] {
         let below = Arc::new(formatted(JournalChecksum::V3));
-        let device: SharedDevice =
-            Arc::new(Failing { below, done: AtomicU64::new(0), at, forever: false });
+        let device: SharedDevice = Arc::new(Failing::once(below, at));
         let client = TestClient::plain();
         let journal = match logged {
             true => open(&device, client),

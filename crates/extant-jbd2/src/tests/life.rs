@@ -240,14 +240,39 @@ fn a_journal_with_a_hole_has_no_block_there_and_is_not_opened() {
         let log = Arc::new(MappedJournal::new(Arc::clone(&device), size(), runs));
         assert_eq!(log.locate(missing), None);
         assert!(log.locate(missing - 1).is_some());
-        let Ok(store) = LogStore::internal(log) else {
-            assert_eq!(missing, 47, "shorter than its superblock says");
+        let opened = LogStore::internal(log);
+        if missing == 47 {
+            let too_short = RecoveryError::TooShort { claimed: 48, available: 47 };
+            assert_eq!(opened.unwrap_err().to_string(), too_short.to_string());
             continue;
-        };
+        }
+        let store = opened.unwrap();
         let opened = Journal::open(store, Arc::clone(&device), TestClient::plain(), options());
         assert!(
             matches!(opened, Err(JournalOpenError::Unmapped { block }) if block == missing),
             "{missing}: {opened:?}"
         );
     }
+}
+
+#[test]
+fn the_blocks_of_a_journal_are_where_its_runs_say_in_whatever_order_those_come() {
+    let device: SharedDevice = Arc::new(formatted(JournalChecksum::V3));
+    let in_order = MappedJournal::new(Arc::clone(&device), size(), runs());
+    let mut backwards = runs();
+    backwards.reverse();
+    let backwards = MappedJournal::new(device, size(), backwards);
+    for block in 0..LOG_BLOCKS + 1 {
+        assert_eq!(backwards.locate(block), in_order.locate(block), "{block}");
+    }
+    assert_eq!(backwards.block_count(), u64::from(LOG_BLOCKS));
+}
+
+#[test]
+fn a_journal_superblock_that_was_changed_behind_its_checksum_is_refused() {
+    let device = formatted(JournalChecksum::V3);
+    let at = (HOME_BLOCKS + 28) * BLOCK as u64 + 0x18; // s_sequence
+    device.write_at(at, &[0, 0, 0, 99]).unwrap();
+    let log = Arc::new(MappedJournal::new(Arc::new(device), size(), runs()));
+    assert!(matches!(LogStore::internal(log), Err(RecoveryError::SuperblockChecksum(_))));
 }

@@ -152,7 +152,8 @@ fn j7_an_external_journal_flushes_the_home_device_before_it_commits() {
     image.write_at(2 * BLOCK as u64, &bytes).unwrap();
     let log: SharedDevice = Arc::new(image);
     let store = LogStore::external(ExternalJournal::open(Arc::clone(&log)).unwrap());
-    let journal = Journal::open(store, home.clone(), TestClient::plain(), options()).unwrap();
+    let fast = JournalOptions { features: JournalIncompat::FAST_COMMIT, ..options() };
+    let journal = Journal::open(store, home.clone(), TestClient::plain(), fast).unwrap();
     let block = TestBlock::new(9);
     home.write_at(0, &[1; 512]).unwrap();
     change(&journal, &[(&block, 4)]);
@@ -160,6 +161,8 @@ fn j7_an_external_journal_flushes_the_home_device_before_it_commits() {
     drop(journal);
     let store = LogStore::external(ExternalJournal::open(Arc::clone(&log)).unwrap());
     assert!(store.superblock().is_dirty());
+    let no_area = !store.superblock().incompat.contains(JournalIncompat::FAST_COMMIT);
+    assert!(no_area, "fast commits are made inside the file system alone");
     let shared: SharedDevice = home.clone();
     let options = RecoveryOptions::new(HOME_BLOCKS);
     recover_to_device(store, &shared, &options, unchecked, &unwatched).unwrap().finish().unwrap();
@@ -177,6 +180,8 @@ fn j9_numbers_go_on_beyond_the_transaction_that_was_cut_off() {
     let (replay, clean) = replayed(&device).unwrap();
     assert_eq!(replay.end_tid, RawTid(last + 1));
     assert_eq!(clean.superblock().sequence, RawTid(last + 2));
+    assert_eq!(clean.superblock().head, replay.head, "and the log goes on where it ended");
+    assert_ne!(replay.head, clean.superblock().first);
     let journal =
         Journal::open(clean, Arc::clone(&device), TestClient::plain(), options()).unwrap();
     assert_eq!(journal.running(), last + 2);
@@ -289,6 +294,46 @@ fn unused_credits_go_back_and_overdrawn_ones_are_taken_from_the_transaction() {
 }
 
 #[test]
+fn a_handle_takes_more_credits_while_the_transaction_has_room() {
+    let (_, device) = recording(JournalChecksum::V3);
+    let journal = open(&device, TestClient::plain());
+    let max = journal.credits_max();
+    let mut handle = journal.start(1).unwrap();
+    assert!(handle.extend(2));
+    assert_eq!(handle.credits_left(), 3);
+    assert!(!handle.extend(max));
+    assert_eq!(handle.credits_left(), 3);
+}
+
+#[test]
+fn revokes_of_a_handle_without_credits_count_in_its_transaction() {
+    let (_, device) = recording(JournalChecksum::V3);
+    let journal = open(&device, TestClient::plain());
+    let max = journal.credits_max();
+    change(&journal, &[(&TestBlock::new(5), 1)]);
+    let mut handle = journal.start(0).unwrap();
+    handle.revoke(FsBlock(5)).unwrap();
+    drop(handle);
+    assert!(journal.try_start(max).unwrap().is_none(), "a block of records is one too many");
+    assert!(journal.try_start(max - 1).unwrap().is_some());
+}
+
+#[test]
+fn a_handle_whose_restart_failed_changes_nothing_more() {
+    let (_, device) = recording(JournalChecksum::V3);
+    let journal = open(&device, TestClient::plain());
+    let max = journal.credits_max();
+    let mut handle = journal.start(1).unwrap();
+    assert!(handle.restart(max + 1).is_err());
+    let block = TestBlock::new(5);
+    assert!(matches!(handle.claim(&block), Err(JournalError::Closed)));
+    assert!(matches!(handle.revoke(FsBlock(5)), Err(JournalError::Closed)));
+    assert!(!handle.extend(1));
+    drop(handle);
+    assert_eq!(Arc::strong_count(&block), 1);
+}
+
+#[test]
 fn what_is_pinned_is_bounded() {
     let device: SharedDevice = Arc::new(formatted(JournalChecksum::V3));
     let options = JournalOptions { pinned_blocks_max: 64, ..options() };
@@ -313,6 +358,9 @@ fn transaction_0_is_left_out_when_numbers_wrap() {
     let block = TestBlock::new(9);
     let tids: Vec<_> = (0..4).map(|fill| change(&journal, &[(&block, fill)])).collect();
     assert_eq!(tids, [u32::MAX - 1, u32::MAX, 1, 2]);
+    assert!(tid_geq(1, u32::MAX) && !tid_geq(u32::MAX, 1));
+    assert!(!tid_geq(7 + (1 << 31), 7), "as far away one way as the other");
+    assert_eq!(block.claimed().load(Ordering::Relaxed), 2, "the last that claimed it");
     drop(journal);
     replayed(&device).unwrap();
     assert_eq!(fill_of(&device, 9), Some(3));
@@ -362,6 +410,13 @@ fn without_a_log_a_commit_writes_home_and_flushes() {
     assert!(matches!(&records[..], [Write { .. }, Write { .. }, Flush]), "{}", records.len());
     assert_eq!(fill_of(&device, 2), Some(6));
     assert_eq!(*client.committed.lock(), [tid]);
+    let before = recorder.len();
+    let blocks = [47, 42, 45, 40, 3].map(TestBlock::new);
+    change(&journal, &blocks.each_ref().map(|block| (block, 7)));
+    let records = recorder.records().split_off(before);
+    let places: Vec<u64> =
+        records[..5].iter().map(|record| record.range().0 / BLOCK as u64).collect();
+    assert_eq!(places, [3, 40, 42, 45, 47], "in the order of the device");
     assert_eq!(journal.work.lock().table.len(), 0, "what is home needs no copy in memory");
     journal.close().unwrap();
 }
@@ -477,13 +532,26 @@ fn the_interval_is_the_age_of_the_transaction_and_not_of_the_journal() {
 fn y1_what_the_client_applied_is_durable_before_the_log_is_clean() {
     let (recorder, device) = recording(JournalChecksum::V3);
     let journal = open(&device, TestClient::plain());
-    change(&journal, &[(&TestBlock::new(9), 1)]);
+    let blocks = [9, 10, 11, 20].map(TestBlock::new);
+    change(&journal, &blocks.each_ref().map(|block| (block, 1)));
     drop(journal);
     let log = Arc::new(MappedJournal::new(Arc::clone(&device), size(), runs()));
     let log = LogStore::internal(log).unwrap();
-    let recovered =
-        recover_to_device(log, &device, &RecoveryOptions::new(HOME_BLOCKS), unchecked, &unwatched)
-            .unwrap();
+    let before = recorder.len();
+    let seen = Mutex::new(Rank::Leaf, Vec::new());
+    let watch = |done: u64, total: u64| {
+        seen.lock().push((done, total));
+        ControlFlow::Continue(())
+    };
+    let options = RecoveryOptions::new(HOME_BLOCKS);
+    let recovered = recover_to_device(log, &device, &options, unchecked, &watch).unwrap();
+    assert_eq!(*seen.lock(), [(3, 4), (4, 4)], "neighbours at once");
+    let [Record::Write { data, .. }, Record::Write { .. }, Record::Flush] =
+        &recorder.records()[before..]
+    else {
+        panic!("{:?}", recorder.records());
+    };
+    assert_eq!(data.len(), 3 * BLOCK);
     let before = recorder.len();
     device.write_at(0, &contents(3)).unwrap(); // As it applies fast commits.
     recovered.finish().unwrap();
@@ -625,4 +693,28 @@ fn room_is_made_for_each_block_of_the_journal_in_as_few_pieces_as_it_has() {
     let wanted = [(28, 1), (29, 19), (0, 28)]
         .map(|(block, len)| ((HOME_BLOCKS + block) * BLOCK as u64, len * BLOCK as u64));
     assert_eq!(*device.allocated.lock(), wanted);
+}
+
+#[test]
+fn what_is_no_journal_device_is_not_opened_as_one() {
+    let image = |incompat: u8, checked: bool| {
+        let device = MemoryDevice::new(u64::from(LOG_BLOCKS) * BLOCK as u64);
+        let mut ext4 = vec![0u8; 1024];
+        ext4[0x38..0x3a].copy_from_slice(&0xef53u16.to_le_bytes());
+        ext4[0x60] = incompat;
+        if checked {
+            ext4[0x65] = 4; // metadata_csum; the checksum stays 0
+        }
+        device.write_at(1024, &ext4).unwrap();
+        let superblock = TestLog::new(JournalChecksum::V3, LOG_BLOCKS, 0).superblock;
+        let mut bytes = vec![0; BLOCK];
+        superblock.encode(&mut bytes).unwrap();
+        device.write_at(2 * BLOCK as u64, &bytes).unwrap();
+        ExternalJournal::open(Arc::new(device))
+    };
+    let opened = image(8, false).unwrap();
+    assert_eq!(opened.log.block_count(), u64::from(LOG_BLOCKS), "all of the device");
+    let file_system = image(2, false);
+    assert!(matches!(file_system, Err(ExternalJournalError::NotAJournal { incompat: 2 })));
+    assert!(matches!(image(8, true), Err(ExternalJournalError::Checksum(_))));
 }

@@ -185,11 +185,32 @@ pub(crate) fn seen(device: &MemoryDevice) -> BTreeMap<Vec<u8>, Seen> {
 
 /// Puts files, directories, a link and attributes at the end of the file system, with room in front of them.
 pub(crate) fn with_files_at_the_end(device: &MemoryDevice) -> MemoryDevice {
+    with_at_the_end(device, |fs| {
+        let new = extant::NewInode::root(0o755);
+        fs.create_dir("/end", &new).unwrap();
+        for number in 0..14u64 {
+            let bytes: Vec<u8> = (0..number * 5000).map(|at| (at * 11 + number) as u8).collect();
+            fs.write(format!("/end/{number:050}"), bytes).unwrap();
+            fs.sync().unwrap();
+        }
+        let block = u64::from(fs.block_size().bytes());
+        let holes = fs.open_options().write(true).create(true).open("/end/holes").unwrap();
+        for hole in 0..9 {
+            holes.write_at(&[hole as u8 + 1; 700], hole * 3 * block).unwrap();
+        }
+        drop(holes);
+        fs.symlink("y".repeat(200), "/end/slow", &new).unwrap();
+        fs.set_xattr("/end/holes", "user.large", vec![7; 600], extant::XattrMode::Any).unwrap();
+    })
+}
+
+/// Puts what `make` makes at the end of the file system, where there is room for 3 MiB or 24 blocks, with room in
+/// front of it.
+pub(crate) fn with_at_the_end(device: &MemoryDevice, make: impl FnOnce(&Fs)) -> MemoryDevice {
     let shared = Arc::new(device.snapshot());
     let options =
         MountOptions::new().read_only(false).clock(Arc::new(HastyClock)).background(false).seed(7);
     let fs = options.open_shared(Arc::clone(&shared) as SharedDevice).expect("it can be opened");
-    let new = extant::NewInode::root(0o755);
     let filler = fs.open_options().write(true).create(true).open("/filler").unwrap();
     let bytes = vec![0xee; 64 << 10];
     let mut at = 0;
@@ -204,19 +225,7 @@ pub(crate) fn with_files_at_the_end(device: &MemoryDevice) -> MemoryDevice {
     let room = (3 << 20).max(24 * block);
     filler.set_len(at.saturating_sub(room)).unwrap();
     fs.sync().unwrap();
-    fs.create_dir("/end", &new).unwrap();
-    for number in 0..14u64 {
-        let bytes: Vec<u8> = (0..number * 5000).map(|at| (at * 11 + number) as u8).collect();
-        fs.write(format!("/end/{number:050}"), bytes).unwrap();
-        fs.sync().unwrap();
-    }
-    let holes = fs.open_options().write(true).create(true).open("/end/holes").unwrap();
-    for hole in 0..9 {
-        holes.write_at(&[hole as u8 + 1; 700], hole * 3 * block).unwrap();
-    }
-    drop(holes);
-    fs.symlink("y".repeat(200), "/end/slow", &new).unwrap();
-    fs.set_xattr("/end/holes", "user.large", vec![7; 600], extant::XattrMode::Any).unwrap();
+    make(&fs);
     fs.sync().unwrap();
     drop(filler);
     fs.remove_file("/filler").unwrap();

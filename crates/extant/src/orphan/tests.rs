@@ -38,9 +38,9 @@ fn finish(fs: Fs, image: &Image) {
 
 #[test]
 fn orphans_are_found_after_a_crash_and_deleted() {
-    for (options, in_file, counts) in [(WITH_FILE, IN_FILE, [1, IN_FILE + 9]), (LIST, 0, [1, 700])]
-    {
-        for count in counts {
+    let with_file: &[usize] = &[1, 600, IN_FILE + 9];
+    for (options, in_file, counts) in [(WITH_FILE, IN_FILE, with_file), (LIST, 0, &[1, 700])] {
+        for &count in counts {
             let image = extant_testkit::require!(Image::make("16M", options, ""));
             let free = image.superblock().free_inodes_count;
             let fs = image.open();
@@ -146,15 +146,19 @@ fn set_list(fs: &Fs, head: u32, links: &[(Ino, u32)]) {
 
 #[test]
 fn a_hostile_list_ends_and_what_is_sound_is_deleted() {
-    for case in ["cycle", "reserved", "outside", "unused", "journal", "at once"] {
+    for case in ["cycle", "reserved", "outside", "unused", "deleted", "journal", "at once"] {
         let image = extant_testkit::require!(Image::make("16M", LIST, ""));
         let fs = image.open();
         let held = nameless(&fs, 3);
+        let gone = nameless(&fs, 1).pop().unwrap().ino();
+        reclaim(&fs);
         let [a, b, c] = [0, 1, 2].map(|at| held[at].ino());
         let bad = match case {
             "cycle" => a.0,
             "reserved" | "journal" => 8,
             "unused" => 1000,
+            // What it was is still in the table.
+            "deleted" => gone.0,
             _ => u32::MAX,
         };
         let head = if case == "at once" { bad } else { a.0 };
@@ -204,4 +208,46 @@ fn a_damaged_orphan_file_is_named() {
     image.device.write_at(block.0 * 1024 + 100, &[1, 2, 3, 4]).unwrap();
     let error = image.options().open_shared(Arc::clone(&image.device) as _).unwrap_err();
     assert!(error.to_string().contains("orphan file"), "{error}");
+}
+
+#[test]
+fn what_is_no_orphan_leaves_the_orphan_file_and_the_others_are_deleted() {
+    let image = extant_testkit::require!(Image::make("16M", WITH_FILE, ""));
+    let fs = image.open();
+    let held = nameless(&fs, 3);
+    let gone = nameless(&fs, 1).pop().unwrap().ino();
+    reclaim(&fs);
+    let orphans = fs.volume().writer().unwrap().orphans();
+    let mut txn = Txn::begin(fs.volume(), 8).unwrap();
+    for ino in [gone, Ino(8), Ino(u32::MAX)] {
+        assert!(orphans.file.as_ref().unwrap().add(&mut txn, ino).unwrap());
+    }
+    drop(txn);
+    fs.sync().unwrap();
+    let crashed = image.copy();
+    let fs = crashed.open();
+    let summary = recovered(&fs);
+    assert_eq!((summary.deleted, summary.damaged), (3, 3), "{summary:?}");
+    assert_eq!(fs.volume().writer().unwrap().orphans().len(), 0);
+    finish(fs, &crashed);
+    drop(held);
+}
+
+#[test]
+fn what_loses_its_name_in_use_is_an_orphan_until_it_is_let_go() {
+    for options in [WITH_FILE, LIST] {
+        let image = extant_testkit::require!(Image::make("16M", options, ""));
+        let fs = image.open();
+        let held = fs.root().unwrap().create("file", &NewInode::root(0o644)).unwrap();
+        held.write_at(&[7; 5000], 0).unwrap();
+        fs.sync().unwrap();
+        fs.remove_file("/file").unwrap();
+        fs.sync().unwrap();
+        let crashed = image.copy();
+        let later = crashed.open();
+        assert_eq!(recovered(&later).deleted, 1);
+        finish(later, &crashed);
+        drop(held);
+        finish(fs, &image);
+    }
 }

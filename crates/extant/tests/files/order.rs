@@ -352,6 +352,18 @@ fn a_file_that_was_shortened_is_no_orphan_afterwards() {
         file.write_at(&pattern(50_000, 8), 0).unwrap();
         fs.sync().unwrap();
         file.truncate(10_001).unwrap();
+        let block = u64::from(fs.block_size().bytes());
+        let last = 10_001 / block;
+        let MappingKind::Mapped(place) = file.map(last..last + 1).next().unwrap().unwrap().kind
+        else {
+            panic!("{options:?}: a hole");
+        };
+        let mut bytes = vec![1; (block - 10_001 % block) as usize];
+        device.read_at(place.0 * block + 10_001 % block, &mut bytes).unwrap();
+        assert!(
+            bytes.iter().all(|byte| *byte == 0),
+            "{options:?}: what was behind the end is gone"
+        );
         fs.sync().unwrap();
         let image = Arc::new(device.snapshot());
         let later = mount(Arc::clone(&image) as SharedDevice);

@@ -240,13 +240,21 @@ fn names_that_cannot_change_are_refused_as_by_linux() {
 fn exchange_and_whiteout() {
     let dir = work_dir();
     let device = require!(device(&dir, "16M", &["-t", "ext4"]));
-    let fs = mount(&device);
+    let clock = Arc::new(FixedClock::at(1_600_000_000, 0));
+    let options = MountOptions::new().read_only(false).seed(1).clock(clock.clone());
+    let fs = options.open_shared(device.clone()).unwrap();
     let new = NewInode::root(0o755);
     let a = fs.create_dir("/a", &new).unwrap();
     let b = fs.create_dir("/b", &new).unwrap();
     let inner = a.mkdir("dir", &new).unwrap();
-    b.create("file", &new).unwrap();
+    let file = b.create("file", &new).unwrap();
+    let changed = || [&a, &b, &inner, &file].map(|inode| inode.metadata().ctime);
+    let before = changed();
+    clock.advance(Duration::from_secs(1));
     a.rename("dir", &b, "file", RenameFlags::EXCHANGE).unwrap();
+    for (at, (before, after)) in before.into_iter().zip(changed()).enumerate() {
+        assert!(before < after, "{at}: both directories, and both that moved");
+    }
     assert!(fs.metadata("/a/dir").unwrap().is_file());
     assert!(fs.metadata("/b/file").unwrap().is_dir());
     assert_eq!(inner.lookup("..").unwrap().ino(), b.ino());
@@ -254,7 +262,7 @@ fn exchange_and_whiteout() {
     a.rename("dir", &b, "moved", RenameFlags::WHITEOUT).unwrap();
     assert_eq!(fs.metadata("/a/dir").unwrap().rdev, Some((0, 0)));
     assert!(fs.metadata("/b/moved").unwrap().is_file());
-    drop((a, b, inner));
+    drop((a, b, inner, file));
     fs.unmount().unwrap();
     check(&dir, &device);
 }
@@ -278,6 +286,14 @@ fn an_exchange_puts_no_directory_below_itself() {
         let up = deep.rename(name, &root, "a", RenameFlags::EXCHANGE);
         assert!(matches!(up, Err(FsError::IntoItself { .. })), "{name}: {up:?}");
     }
+    // Nor over the one that it is in, which is not empty.
+    let over = fs.resolve("/a/b").unwrap().rename(
+        "c",
+        &fs.resolve("/a").unwrap(),
+        "b",
+        RenameFlags::empty(),
+    );
+    assert!(matches!(over, Err(FsError::NotEmpty { .. })), "{over:?}");
     assert!(fs.metadata("/a/b/c/file").unwrap().is_file());
     assert!(fs.metadata("/a/b/c/dir").unwrap().is_dir());
     drop((root, deep));
