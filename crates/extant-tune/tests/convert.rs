@@ -9,7 +9,7 @@ use std::sync::Arc;
 use common::{LAYOUTS, Layout, e2fsck, features, hasty, made, problems, seen, tuned};
 use extant_base::Prng;
 use extant_block::{
-    BlockDevice, FaultDevice, FaultPlan, MemoryDevice, OperationKind, RecordingDevice,
+    BlockDevice, FaultDevice, FaultPlan, MemoryDevice, OperationKind, Record, RecordingDevice,
     SharedDevice, Survival,
 };
 use extant_format::features::Feature;
@@ -676,4 +676,35 @@ fn a_read_that_fails_is_told_as_one() {
         assert!(text.contains("read of"), "read {number}: {text}");
     }
     assert!(failures > 5, "{failures}");
+}
+
+/// A cut in between must not leave a superblock of after with tables of before: it is hidden first, and is back behind all else.
+#[test]
+fn the_superblock_is_hidden_until_all_inode_records_have_their_other_size() {
+    let mut done = 0;
+    for layout in LAYOUTS {
+        let dir = tempdir().unwrap();
+        let first = require!(made(dir.path(), *layout));
+        let request = Request { inode_size: Some(512), now: 1_700_000_000, ..Request::default() };
+        if tuned(&first, &request).is_err() {
+            continue;
+        }
+        let records = recorded(&first, &request).0.records();
+        // Where the superblock is written, and whether it is one then.
+        let is_one = |(at, record): (usize, &Record)| {
+            let Record::Write { offset, data, .. } = record else { return None };
+            let from = usize::try_from(SUPERBLOCK_OFFSET.checked_sub(*offset)?).ok()?;
+            Some((at, Superblock::decode(data.get(from..from + 1024)?).is_ok()))
+        };
+        let written: Vec<(usize, bool)> = records.iter().enumerate().filter_map(is_one).collect();
+        let Some(hidden) = written.iter().position(|(_, is_one)| !is_one) else { continue };
+        let [(back, true)] = written[hidden + 1..] else {
+            panic!("{layout:?}: {written:?} of {} records", records.len());
+        };
+        let is_flush = |at: usize| matches!(records[at], Record::Flush);
+        assert!(is_flush(written[hidden].0 + 1) && is_flush(back - 1), "{layout:?}: {written:?}");
+        assert!(back > written[hidden].0 + 3, "{layout:?}: nothing was written meanwhile");
+        done += 1;
+    }
+    assert!(done > 2, "{done} layouts");
 }
