@@ -72,7 +72,7 @@ posix: build ## system calls on a mount and on the kernel's ext4, side by side (
 	EXTANT=$(EXTANT) scripts/posix-suite
 
 bench: ## all benchmarks, and the page of them; what cannot run here is named at the end, and the others go on
-	TARGET=$(TARGET) scripts/bench-all build mkfs check read namespace io fio async alloc pieces age direct crypt mount remote python
+	scripts/bench-all build mkfs check read namespace io fio async alloc pieces age direct crypt mount remote python
 
 # Small files and one or two rounds: to see that everything runs and where things stand, not to quote.
 bench-quick: build-whole ## all benchmarks, small, in less than five minutes, and the page of them

@@ -10,7 +10,7 @@ use extant::{Credentials, Fallocate, FileKind, Inode, InodeFlags, SpaceFor, Writ
 use extant_base::sabotage;
 use extant_format::features::{Incompat, RoCompat};
 
-use super::nodes::{Heard, Refusal};
+use super::nodes::{Heard, Refusal, Rights};
 use super::room::Lease;
 use super::{Ext4, node_of};
 use crate::operations::{
@@ -128,7 +128,10 @@ impl Ext4<'_> {
                 self.nodes.add_key_user(node);
             }
             let refusals = self.nodes.refused(node).count;
-            let rights = (SpaceFor::may_use_reserve(), SpaceFor::is_beyond_limits());
+            let rights = Rights {
+                may_use_reserve: SpaceFor::may_use_reserve(),
+                is_beyond_limits: SpaceFor::is_beyond_limits(),
+            };
             let failures = inode.writeback_failures();
             self.opens.add(Heard { writes, key, failures, refusals, rights })
         } else {

@@ -514,8 +514,8 @@ impl Operations for Ext4<'_> {
         // The kernel writes back at its own time and in its own name: the user who opened the file
         // counts.
         let by_opener = || {
-            let (may_use_reserve, is_beyond) = self.opens.rights(handle);
-            self.fs().take_space_for(may_use_reserve).beyond_limits(is_beyond)
+            let rights = self.opens.rights(handle);
+            self.fs().take_space_for(rights.may_use_reserve).beyond_limits(rights.is_beyond_limits)
         };
         let _space = how.from_cache.then(by_opener);
         let node = to.node;

@@ -403,8 +403,16 @@ pub(super) struct Heard {
     pub(super) key: Option<KeyUse>,
     pub(super) failures: u64,
     pub(super) refusals: u64,
-    /// Whether the user who opened the file may take reserved blocks, and whether limits of quotas do not bind him.
-    pub(super) rights: (bool, bool),
+    pub(super) rights: Rights,
+}
+
+/// What the user who opened a file may take, when the kernel writes back in its own name.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Rights {
+    /// Reserved blocks.
+    pub(super) may_use_reserve: bool,
+    /// More than limits of quotas allow.
+    pub(super) is_beyond_limits: bool,
 }
 
 /// Files that are open for writing, or encrypted, and what each has heard of.
@@ -448,11 +456,10 @@ impl Opens {
         self.hears(handle, |heard| std::mem::replace(&mut heard.refusals, refusals) != refusals)
     }
 
-    /// Returns whether the user who opened the file may take reserved blocks, and whether limits of quotas do not
-    /// bind him.
-    pub(super) fn rights(&self, handle: Handle) -> (bool, bool) {
+    /// Returns the rights of the user who opened the file; none for a file that is not open.
+    pub(super) fn rights(&self, handle: Handle) -> Rights {
         let shard = self.shards[handle.0 as usize % SHARDS].lock();
-        shard.get(&handle).map_or((false, false), |heard| heard.rights)
+        shard.get(&handle).map_or_else(Rights::default, |heard| heard.rights)
     }
 
     fn hears(&self, handle: Handle, news: impl FnOnce(&mut Heard) -> bool) -> bool {
@@ -576,7 +583,7 @@ mod tests {
             key: None,
             failures,
             refusals: 7,
-            rights: (failures == 1, false),
+            rights: Rights { may_use_reserve: failures == 1, is_beyond_limits: false },
         };
         let (a, b) = (opens.add(at(0)), opens.add(at(1)));
         assert!(a != Handle::NONE && a != b);
