@@ -34,6 +34,8 @@
 //! length or branch depends on them.
 #![expect(unsafe_code)]
 
+mod copy;
+
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
 use std::ptr::{self, NonNull};
@@ -46,6 +48,7 @@ use rustix::fs::MemfdFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::first_touch::FirstTouch;
+use copy::copy;
 
 /// Bytes of a chunk: what one entry of the page tables can map.
 pub(crate) const CHUNK: u64 = 2 << 20;
@@ -196,7 +199,7 @@ impl Arena {
         // SAFETY: `check` found room for all of `bytes` in the mapping, which lives as long as
         // `self`; no reference to these bytes of the arena exists and nobody else touches them
         // (A1, A4). `bytes` is not of the arena, or A4 would be broken.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) }
+        unsafe { copy(bytes.as_ptr(), to.as_ptr(), bytes.len()) }
     }
 
     /// Prefetches the cache lines of bytes that will be written soon. A copy into memory that is
@@ -236,7 +239,7 @@ impl Arena {
         let from = self.check(at, out.len() as u64);
         // SAFETY: `check` found all of it in the mapping; nobody writes there (A2); `out` is
         // exclusive, so it overlaps nothing.
-        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), out.as_mut_ptr(), out.len()) }
+        unsafe { copy(from.as_ptr(), out.as_mut_ptr(), out.len()) }
     }
 
     /// Writes zeros (A1).
@@ -385,7 +388,7 @@ impl SharedMap {
         // SAFETY: `check` found the range in the mapping, which `self` keeps. Bytes of shared
         // memory may change under the copy (see the head of this module): the result is a mix of
         // old and new bytes, and every byte is a valid `u8`.
-        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), out.as_mut_ptr(), out.len()) }
+        unsafe { copy(from.as_ptr(), out.as_mut_ptr(), out.len()) }
     }
 
     /// Copies bytes in; a concurrent reader may see part of them.
@@ -397,7 +400,7 @@ impl SharedMap {
         let to = self.region.check(at, bytes.len() as u64);
         // SAFETY: as in `read`; `bytes` is ordinary memory of the caller, not this mapping, to
         // which no reference exists.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) }
+        unsafe { copy(bytes.as_ptr(), to.as_ptr(), bytes.len()) }
     }
 }
 
