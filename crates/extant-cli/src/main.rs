@@ -47,6 +47,7 @@ use std::process::ExitCode;
 use exit::Exit;
 
 fn main() -> ExitCode {
+    interrupt::outlive_limits();
     if let Some(code) = helper::run() {
         return code;
     }
