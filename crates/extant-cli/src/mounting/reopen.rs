@@ -108,12 +108,14 @@ impl Reopen {
         ask: impl Fn(usize) -> Result<OwnedFd>,
     ) -> Result<Fs, Box<NotWritable>> {
         self.files.iter().for_each(|(_, file)| drop(file.unlock()));
+        let mut opened = Vec::new();
         let devices: Result<Vec<FileDevice>> = self
             .files
             .iter()
             .enumerate()
             .map(|(index, (path, old))| {
                 let new = File::from(ask(index)?);
+                opened.extend(new.try_clone());
                 match is_same(old, &new) {
                     Ok(true) => Ok(FileDevice::with_file(new, path, false)?),
                     Ok(false) => Err(Failure::new(Exit::Io, "another file has its name by now")),
@@ -121,9 +123,12 @@ impl Reopen {
                 }
             })
             .collect();
+        // The keeper may have them open for a moment yet, and their locks would be in the way of ours.
+        let give_back = || opened.iter().for_each(|file| drop(file.unlock()));
         let devices = match devices {
             Ok(devices) => devices,
             Err(failure) => {
+                give_back();
                 let why = self.lock_again(failure.message);
                 return Err(Box::new(NotWritable { why, instead: None }));
             }
@@ -131,6 +136,7 @@ impl Reopen {
         let mut choices = self.choices.clone();
         choices.read_only = false;
         file_system(devices, &choices).map_err(|failure| {
+            give_back();
             let why = self.lock_again(failure.message);
             // The journal may be replayed by now, and what was read over it would be wrong.
             let again = |(path, file): &(PathBuf, File)| -> Result<FileDevice> {
