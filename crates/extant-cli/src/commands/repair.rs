@@ -53,7 +53,7 @@ pub(crate) struct RepairArgs {
     /// Show what would be done, and change nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// Keep what is overwritten in a new file, for extant undo
+    /// Keep what is overwritten in a new file, for extant undo; where nothing is, there is none
     #[arg(long, value_name = "FILE")]
     undo: Option<PathBuf>,
     /// The file system begins that many bytes into the file
@@ -175,6 +175,11 @@ pub(crate) fn run(args: &RepairArgs) -> Result<Exit> {
         args.write(&device, &outcome, look, &name)?;
     }
     args.show(&outcome, &name, writes)?;
+    if let Some(undo) = args.undo.as_ref().filter(|_| !writes) {
+        // Whoever finds a file of that name has one of another time.
+        let undo = escape(undo.as_os_str().as_encoded_bytes());
+        complain(&format!("{name}: note: nothing was written, so {undo} was not made"));
+    }
     Ok(args.exit(&outcome))
 }
 

@@ -366,6 +366,13 @@ fn sizes_json(sizes: &Sizes) -> Value {
 
 fn show(args: &ResizeArgs, plan: &Plan, name: &str, written: bool) -> Result<Exit> {
     let mut out = Out::new();
+    if let Some(number) = args.partition.filter(|_| plan.is_empty() && args.size == Wish::Max) {
+        // A disk that was made larger leaves its partitions as they are.
+        complain(&format!(
+            "{name}: note: that is all of partition {number}; growpart, parted (resizepart) or sfdisk (-N) makes \
+             the partition larger where the disk has room behind it"
+        ));
+    }
     if args.json {
         out.json_pretty(&json!({
             "image": name,
