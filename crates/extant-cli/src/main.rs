@@ -36,6 +36,7 @@ mod progress;
 mod replace;
 mod restore;
 mod salvaged;
+mod seal;
 mod size;
 mod source;
 mod target;

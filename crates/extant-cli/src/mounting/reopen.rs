@@ -21,10 +21,10 @@ use extant_fuse::NotWritable;
 use rustix::fs::{Access, Mode, OFlags};
 
 use crate::exit::{Exit, Failure, Result};
-use crate::image::window;
 use crate::in_use::loop_device_of;
 use crate::mounting::options::MountChoices;
 use crate::mounting::server::is_protected_device;
+use crate::mounting::server::unsealed;
 
 /// Returns whether what is mounted for reading as `choices` say could be mounted for writing later.
 pub(crate) fn may_become_writable(path: &Path, choices: &MountChoices) -> bool {
@@ -165,7 +165,7 @@ fn file_system(devices: Vec<FileDevice>, choices: &MountChoices) -> Result<Fs> {
     let mut devices = devices.into_iter();
     let missing = || Failure::new(Exit::Io, "there is no image");
     let image = Arc::new(devices.next().ok_or_else(missing)?);
-    let image = window(image, choices.offset, choices.partition)?;
+    let image = unsealed(image, choices, "the image")?;
     let mut options = choices.file_system();
     if let Some(journal) = devices.next() {
         options = options.journal_device(journal);
