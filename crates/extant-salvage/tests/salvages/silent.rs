@@ -50,6 +50,26 @@ fn a_block_of_pointers_that_is_zeros_now_is_no_hole() {
 }
 
 #[test]
+fn a_block_of_pointers_that_is_a_copy_of_another_is_no_other_contents() {
+    for features in &SETS[..2] {
+        let dir = tempdir().unwrap();
+        let device = require!(sample(dir.path(), features));
+        let to = "/d/file9";
+        let block = require!(block_of(&device, to, "(IND):"));
+        let first = require!(block_of(&device, to, "(0-11):"));
+        let mut pointers = [0; 1024];
+        device.read_at(block * 1024, &mut pointers).unwrap();
+        for (slot, pointer) in pointers.chunks_exact_mut(4).take(12).enumerate() {
+            pointer.copy_from_slice(&(first as u32 + slot as u32).to_le_bytes());
+        }
+        device.write_at(block * 1024, &pointers).unwrap();
+        let damage = only_damage(&device, &format!("{features:?}"));
+        assert_eq!((damage.path.as_slice(), damage.missing), (to.as_bytes(), 0));
+        assert_eq!(damage.why, [(Why::Twice, 12)]);
+    }
+}
+
+#[test]
 fn extents_that_a_node_does_not_count_any_more_are_no_holes() {
     let dir = tempdir().unwrap();
     let device = require!(sample(dir.path(), SETS[8]));
