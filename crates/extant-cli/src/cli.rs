@@ -271,13 +271,15 @@ fn wants_json(args: &[OsString]) -> bool {
     if !args.iter().skip(2).take_while(|arg| *arg != "--").any(|arg| *arg == "--json") {
         return false;
     }
-    args.get(1).and_then(|name| name.to_str()).is_some_and(|name| {
-        let mut known = bare_definition();
-        known.find_subcommand_mut(name).is_some_and(|sub| {
-            sub.build();
-            sub.get_arguments().any(|arg| arg.get_long() == Some("json"))
-        })
-    })
+    let mut known = bare_definition();
+    known.build();
+    let mut at = &known;
+    for name in args.iter().skip(1).map_while(|name| name.to_str()) {
+        // Some commands have commands of their own.
+        let Some(sub) = at.find_subcommand(name) else { break };
+        at = sub;
+    }
+    at.get_arguments().any(|arg| arg.get_long() == Some("json"))
 }
 
 /// What is wrong with the command line, as a failure.
@@ -297,5 +299,18 @@ mod tests {
     #[test]
     fn the_definition_holds_together() {
         super::definition().debug_assert();
+    }
+
+    #[test]
+    fn json_is_for_commands_that_have_it_also_within_others() {
+        let wants = |line: &str| {
+            let args: Vec<_> = line.split(' ').map(std::ffi::OsString::from).collect();
+            super::wants_json(&args)
+        };
+        assert!(wants("extant ls --json a.img") && wants("extant overlay info --json a.img"));
+        assert!(wants("extant overlay info a.img --json"));
+        assert!(!wants("extant ls a.img") && !wants("extant ls -- --json"));
+        assert!(!wants("extant chmod 755 a.img --json") && !wants("extant --json"));
+        assert!(!wants("extant overlay commit a.img --json"));
     }
 }

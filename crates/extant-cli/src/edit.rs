@@ -19,6 +19,7 @@ use crate::in_use::{loop_device_of, mounted_on};
 use crate::interrupt;
 use crate::keys::KeyArgs;
 use crate::output::{complain, report};
+use crate::seal::{Part, SealArgs};
 use crate::size::parse_bytes;
 use crate::source::{SourceArgs, SourceError};
 use crate::target::epoch;
@@ -40,6 +41,8 @@ pub(crate) struct EditArgs {
     keys: KeyArgs,
     #[command(flatten)]
     source: SourceArgs,
+    #[command(flatten)]
+    seal: SealArgs,
 }
 
 impl EditArgs {
@@ -76,7 +79,8 @@ impl EditArgs {
                 _ => failure,
             }
         })?;
-        window(device, self.offset, self.partition)
+        let looks = !self.seal.break_seal && self.source.overlay.is_none();
+        Part::of(device, self.offset, self.partition, looks)?.unsealed(&name)
     }
 
     /// Opens what the image in `file` is on, for a look.

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGPIPE, SIGTERM, SIGXFSZ};
 use signal_hook::flag;
 
 use crate::exit::{Exit, Failure, Result};
@@ -21,6 +21,13 @@ pub(crate) fn listen() -> Result<()> {
             .map_err(|error| Failure::caused(Exit::Internal, "cannot handle signals", &error))?;
     }
     Ok(())
+}
+
+/// From now on a write past the limit for files of this user (`ulimit -f`) fails as others do, and does not end
+/// the process: what is half-made is removed, and a mount lives on. Programs that this one starts are as ever.
+pub(crate) fn outlive_limits() {
+    // Without it, the signal ends the process, as before.
+    let _ = flag::register(SIGXFSZ, Arc::default());
 }
 
 /// The flag that a signal sets.

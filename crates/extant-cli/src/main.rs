@@ -36,21 +36,24 @@ mod progress;
 mod replace;
 mod restore;
 mod salvaged;
+mod seal;
 mod size;
 mod source;
 mod target;
 mod text;
 mod xattr_text;
 
+use std::panic::{self, UnwindSafe};
 use std::process::ExitCode;
 
-use exit::Exit;
+use exit::{Exit, Failure};
 
 fn main() -> ExitCode {
+    interrupt::outlive_limits();
     if let Some(code) = helper::run() {
         return code;
     }
-    let exit = match cli::run() {
+    let exit = match guarded(cli::run) {
         Ok(exit) => exit,
         Err(failure) => {
             output::report(&failure);
@@ -61,4 +64,34 @@ fn main() -> ExitCode {
         interrupt::end_by_broken_pipe();
     }
     exit.into()
+}
+
+/// Turns a panic into a failure, whose code says that the fault is ours.
+fn guarded(run: impl FnOnce() -> exit::Result<Exit> + UnwindSafe) -> exit::Result<Exit> {
+    let says_where = panic::take_hook();
+    panic::set_hook(Box::new(move |fault| {
+        // With --json, every line on standard error is an object.
+        if !output::is_json() {
+            says_where(fault);
+        }
+    }));
+    panic::catch_unwind(run).unwrap_or_else(|why| {
+        let text = why.downcast_ref::<String>().map(String::as_str);
+        let text = text.or(why.downcast_ref::<&str>().copied()).unwrap_or("of a kind not known");
+        Err(Failure::new(Exit::Internal, format!("a fault in extant, please report it: {text}")))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fault_of_ours_has_its_code() {
+        let number = std::hint::black_box(7);
+        let failure = guarded(|| panic!("number {number}")).unwrap_err();
+        assert_eq!(failure.exit, Exit::Internal);
+        assert!(failure.message.ends_with("please report it: number 7"), "{}", failure.message);
+        assert_eq!(guarded(|| Ok(Exit::Partial)).unwrap(), Exit::Partial);
+    }
 }

@@ -68,6 +68,13 @@ impl Out {
     }
 }
 
+/// Writes all of standard output at once: a failure is known when this returns.
+pub(crate) fn put(bytes: &[u8]) -> io::Result<()> {
+    let mut out = Out::new();
+    out.write_all(bytes)?;
+    out.flush()
+}
+
 impl Write for Out {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.inner.write(bytes)

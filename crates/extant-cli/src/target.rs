@@ -22,7 +22,7 @@ use crate::exit::{Exit, Failure, Result};
 use crate::fault::io_exit;
 use crate::in_use::loop_device_of;
 use crate::interrupt;
-use crate::output::{Out, complain, put_bytes};
+use crate::output::{self, Out, complain, put_bytes};
 use crate::place::{is_address, is_rbd};
 use crate::progress::Bar;
 use crate::size::parse_bytes;
@@ -567,7 +567,9 @@ impl Target {
             if !self.lost.is_empty() {
                 object.insert("lost".into(), lost_json(&self.lost));
             }
-            return Ok(Out::new().json_pretty(&Value::Object(object))?);
+            let mut out = Out::new();
+            out.json_pretty(&Value::Object(object))?;
+            return Ok(std::io::Write::flush(&mut out)?);
         }
         if !self.set.quiet {
             self.complain_of_lost();
@@ -584,7 +586,7 @@ impl Target {
             text += &disk.text();
         }
         match seconds {
-            None => std::io::Write::write_all(&mut Out::new(), text.as_bytes())?,
+            None => output::put(text.as_bytes())?,
             Some(seconds) if !self.set.quiet => {
                 let size = human_bytes(summary.size_bytes);
                 let (files, free) = (counted(summary.files, "file"), free_text(summary));
@@ -599,7 +601,7 @@ impl Target {
             if to_stdout {
                 let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
             } else {
-                std::io::Write::write_all(&mut Out::new(), line.as_bytes())?;
+                output::put(line.as_bytes())?;
             }
         }
         Ok(())

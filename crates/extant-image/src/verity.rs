@@ -16,6 +16,8 @@ use sha2::{Digest, Sha256};
 
 use crate::write::WriteError;
 
+pub mod seal;
+
 /// Bytes of a block, of data and of hashes.
 pub const BLOCK: u64 = 4096;
 
@@ -24,6 +26,9 @@ const HASHES: u64 = BLOCK / HASH as u64;
 
 /// Bytes of salt.
 pub const SALT: usize = 32;
+
+/// Most bytes of salt that a superblock has room for.
+const SALT_MAX: usize = 256;
 
 /// Hash blocks that one worker makes from one read: 4 MiB of data.
 const BATCH: u64 = 8;

@@ -117,6 +117,10 @@ impl Image {
                 missing.bytes = missing.bytes.saturating_add(lost);
             }
         }
+        let twice = used.twice();
+        if twice > 0 {
+            *reasons.entry(Why::Twice).or_default() += twice;
+        }
         match stop {
             Some(stop) => Err(stop),
             None => Ok(missing),
@@ -210,11 +214,17 @@ struct Used {
     clusters: u64,
     /// The last cluster of contents: where extents meet in it, it is one.
     last: Option<u64>,
+    /// Blocks of contents in runs, from the first to behind the last, in the order of the map; at most
+    /// [`RUNS_MAX`] of them.
+    runs: Vec<Range<u64>>,
 }
+
+/// Runs of a file that are compared with each other: 1 MiB.
+const RUNS_MAX: usize = 1 << 16;
 
 impl Used {
     fn of(image: &Image) -> Used {
-        Used { bits: image.sb.cluster_bits(), clusters: 0, last: None }
+        Used { bits: image.sb.cluster_bits(), clusters: 0, last: None, runs: Vec::new() }
     }
 
     fn take(&mut self, piece: &Piece) {
@@ -227,12 +237,36 @@ impl Used {
             }
             Piece::Lost { .. } | Piece::Doubt { .. } => return,
         };
+        if matches!(piece, Piece::Data { .. }) {
+            self.run(first..first.saturating_add(len));
+        }
         let last = first.saturating_add(len.saturating_sub(1)) >> self.bits;
         let first = first >> self.bits;
         let is_shared = u64::from(self.last == Some(first));
         let clusters = last.saturating_sub(first).saturating_add(1).saturating_sub(is_shared);
         self.clusters = self.clusters.saturating_add(clusters);
         self.last = Some(last);
+    }
+
+    fn run(&mut self, blocks: Range<u64>) {
+        let runs = self.runs.len();
+        match self.runs.last_mut() {
+            Some(last) if last.end == blocks.start => last.end = blocks.end,
+            _ if runs < RUNS_MAX => self.runs.push(blocks),
+            _ => {}
+        }
+    }
+
+    /// How many blocks the map has in two places at least: one of them is wrong, and nobody knows which. So it is
+    /// where a block of pointers is a copy of another, which has no checksum.
+    fn twice(&mut self) -> u64 {
+        self.runs.sort_unstable_by_key(|run| run.start);
+        let (mut end, mut twice) = (0, 0u64);
+        for run in &self.runs {
+            twice = twice.saturating_add(end.min(run.end).saturating_sub(run.start));
+            end = end.max(run.end);
+        }
+        twice
     }
 
     /// Blocks, with as many more clusters.

@@ -117,18 +117,31 @@ impl Walk<'_> {
         let said = usize::from(u16_at(bytes, 2));
         let entries = said.min(room);
         let record = |number: usize| bytes.get((number + 1) * 12..(number + 2) * 12);
+        // Entries for file blocks that are not this node's: it is another's, or they are damaged. What they were
+        // for is lost: everything up to the next entry that is to be believed.
+        let (mut strangers, mut known) = (false, from);
         for number in 0..entries {
             let Some(raw) = record(number).filter(|_| !self.is_over) else { return };
-            if depth == 0 {
-                self.extent(raw);
+            let first = u64::from(u32_at(raw, 0));
+            if !(from..to).contains(&first) {
+                strangers = true;
                 continue;
             }
-            let first = u64::from(u32_at(raw, 0));
+            if strangers && first > known {
+                self.lost(known, first, Why::Map);
+            }
+            strangers = false;
+            if depth == 0 {
+                known = known.max(self.extent(raw, to));
+                continue;
+            }
             let next = match record(number + 1) {
                 Some(raw) if number + 1 < entries => u64::from(u32_at(raw, 0)),
                 _ => to,
             };
-            let (first, next) = if next > first { (first, next) } else { (first, to) };
+            let (first, next) =
+                if (first + 1..=to).contains(&next) { (first, next) } else { (first, to) };
+            known = next;
             let child = u64::from(u32_at(raw, 4)) | (u64::from(u16_at(raw, 8)) << 32);
             let Some(node) = self.read(child, first, next) else { continue };
             let below = u16_at(&node, 6);
@@ -144,10 +157,13 @@ impl Walk<'_> {
         }
         if said > entries {
             self.lost(from, to, Why::Map);
+        } else if strangers && known < to {
+            self.lost(known, to, Why::Map);
         }
     }
 
-    fn extent(&mut self, raw: &[u8]) {
+    /// Hands on an extent, as far as it ends before `to`; returns where it ends.
+    fn extent(&mut self, raw: &[u8], to: u64) -> u64 {
         let start = u32_at(raw, 0);
         let (len, state) = match u32::from(u16_at(raw, 4)) {
             len @ ..=0x8000 => (len, ExtentState::Written),
@@ -157,14 +173,20 @@ impl Walk<'_> {
         let end = u64::from(start) + u64::from(len);
         if len == 0 || end > END {
             self.lost(u64::from(start), end.min(END), Why::Map);
-            return;
+            return end.min(END);
+        }
+        let within = end.min(to).saturating_sub(u64::from(start)) as u32;
+        if within < len {
+            // The rest is for file blocks of another node.
+            self.say(Piece::Doubt { why: Why::Map });
         }
         if state == ExtentState::Unwritten {
             // Zeros, wherever it lies.
-            self.say(Piece::Unwritten { first: device, len });
-            return;
+            self.say(Piece::Unwritten { first: device, len: within });
+        } else {
+            self.data(start, device, within, state);
         }
-        self.data(start, device, len, state);
+        end.min(to)
     }
 
     /// File blocks on a run of the image: what lies outside of it is lost.

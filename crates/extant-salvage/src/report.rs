@@ -24,6 +24,8 @@ pub enum Why {
     Size,
     /// The inode counts more blocks than its map has: some that read as holes are lost.
     Blocks,
+    /// Its map has a block in two places: one of them is wrong.
+    Twice,
     /// The image, or the file, claims more blocks than the image has.
     TooMuch,
     /// Data in the inode is not all there.
@@ -48,7 +50,7 @@ pub enum Why {
 
 impl Why {
     /// Every reason.
-    pub const ALL: [Why; 18] = [
+    pub const ALL: [Why; 19] = [
         Why::Unreadable,
         Why::Outside,
         Why::Map,
@@ -57,6 +59,7 @@ impl Why {
         Why::InodeChecksum,
         Why::Size,
         Why::Blocks,
+        Why::Twice,
         Why::TooMuch,
         Why::Inline,
         Why::Directory,
@@ -80,6 +83,7 @@ impl Why {
             Why::InodeChecksum => "inode-checksum",
             Why::Size => "size",
             Why::Blocks => "blocks",
+            Why::Twice => "twice",
             Why::TooMuch => "too-much",
             Why::Inline => "inline",
             Why::Directory => "directory",
@@ -108,6 +112,7 @@ impl Why {
             Why::InodeChecksum => "its inode has a wrong checksum".to_owned(),
             Why::Size => "its size is one that no file has".to_owned(),
             Why::Blocks => format!("{blocks} that it counts {are} not in its map"),
+            Why::Twice => format!("{blocks} {are} in it twice, and right in one place at most"),
             Why::TooMuch => "it claims more blocks than there are".to_owned(),
             Why::Inline => "the data in its inode is not all there".to_owned(),
             Why::Directory => format!("{blocks} of the directory {are} damaged"),

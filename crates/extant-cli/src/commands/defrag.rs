@@ -18,7 +18,7 @@ use crate::edit::{EditArgs, Session, Tally, edit_each, read_each};
 use crate::exit::{Exit, Failure, Result};
 use crate::interrupt;
 use crate::mounting::asked;
-use crate::output::{Out, put_bytes};
+use crate::output::{self, Out, put_bytes};
 use crate::progress::{self, Bar};
 use crate::text::{counted, escape, human_bytes};
 
@@ -85,6 +85,8 @@ struct Sum {
     nodes_freed: u64,
     /// In several pieces still, for want of a free run.
     crowded: u64,
+    /// Standard output takes no more, which was said.
+    is_mute: bool,
 }
 
 impl Sum {
@@ -163,12 +165,18 @@ impl Sum {
     }
 }
 
-fn tell(args: &DefragArgs, label: &str, done: &Defragmented) {
-    if args.verbose && (done.pieces_before > 1 || done.nodes_freed > 0) {
+/// Says what became of a file; that it could not be said is a failure once.
+fn tell(args: &DefragArgs, label: &str, done: &Defragmented, (sum, tally): (&mut Sum, &mut Tally)) {
+    if args.verbose && !sum.is_mute && (done.pieces_before > 1 || done.nodes_freed > 0) {
         let (before, after) = (done.pieces_before, done.pieces_after);
         let why = if done.lacks_room && after > 1 { ": no free run is long enough" } else { "" };
-        let line = format!("{label}: {before} to {}{why}", counted(after, "piece"));
-        progress::aside(|| println!("{line}"));
+        let line = format!("{label}: {before} to {}{why}\n", counted(after, "piece"));
+        let mut said = Ok(());
+        progress::aside(|| said = output::put(line.as_bytes()));
+        if let Err(error) = said {
+            sum.is_mute = true;
+            tally.failed_alone(&error.into());
+        }
     }
 }
 
@@ -198,7 +206,8 @@ fn on_image(args: &DefragArgs, session: &mut Session<'_>, path: &[u8]) -> Result
         match session.at(path, one(args, inode, &bar)) {
             Ok(done) => {
                 sum.add(path, block_bytes, &done);
-                tell(args, &session.label(path), &done);
+                let label = session.label(path);
+                tell(args, &label, &done, (&mut sum, session.tally));
                 if done.bytes_moved > 0 {
                     session.tally.done();
                 }
@@ -253,7 +262,8 @@ fn on_mounts(args: &DefragArgs, targets: &[OsString]) -> Result<Exit> {
             match asked {
                 Ok((block_bytes, done)) => {
                     sum.add(file.as_os_str().as_bytes(), block_bytes, &done);
-                    tell(args, &escape(file.as_os_str().as_bytes()), &done);
+                    let label = escape(file.as_os_str().as_bytes());
+                    tell(args, &label, &done, (&mut sum, tally));
                     if done.bytes_moved > 0 {
                         tally.done();
                     }

@@ -19,6 +19,7 @@ use crate::image::{cut_off, instead_of_ext, opening, split, window};
 use crate::in_use;
 use crate::interrupt;
 use crate::output::{Out, complain};
+use crate::seal::{Part, SealArgs};
 use crate::size::parse_bytes;
 use crate::source::SourceArgs;
 use crate::target::epoch;
@@ -53,7 +54,7 @@ pub(crate) struct RepairArgs {
     /// Show what would be done, and change nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// Keep what is overwritten in a new file, for extant undo
+    /// Keep what is overwritten in a new file, for extant undo; where nothing is, there is none
     #[arg(long, value_name = "FILE")]
     undo: Option<PathBuf>,
     /// The file system begins that many bytes into the file
@@ -64,6 +65,8 @@ pub(crate) struct RepairArgs {
     partition: Option<u32>,
     #[command(flatten)]
     source: SourceArgs,
+    #[command(flatten)]
+    seal: SealArgs,
     /// One JSON object
     #[arg(long)]
     json: bool,
@@ -144,7 +147,8 @@ pub(crate) fn run(args: &RepairArgs) -> Result<Exit> {
         return Err(Failure::usage("nobody can be asked here")
             .hint("pass -y (yes to everything), -p (what loses nothing) or -n (change nothing)"));
     }
-    let device = args.open(&file, &name)?;
+    let part = args.open(&file, &name)?;
+    let device = SharedDevice::clone(&part.device);
     let look = match args.dry_run {
         true => {
             note_holder(&device, &name);
@@ -172,14 +176,20 @@ pub(crate) fn run(args: &RepairArgs) -> Result<Exit> {
     let look = look.filter(|_| !outcome.plan.is_empty());
     let writes = look.is_some();
     if let Some(look) = look {
+        part.check(&name)?;
         args.write(&device, &outcome, look, &name)?;
     }
     args.show(&outcome, &name, writes)?;
+    if let Some(undo) = args.undo.as_ref().filter(|_| !writes) {
+        // Whoever finds a file of that name has one of another time.
+        let undo = escape(undo.as_os_str().as_encoded_bytes());
+        complain(&format!("{name}: note: nothing was written, so {undo} was not made"));
+    }
     Ok(args.exit(&outcome))
 }
 
 impl RepairArgs {
-    fn open(&self, file: &Path, name: &str) -> Result<SharedDevice> {
+    fn open(&self, file: &Path, name: &str) -> Result<Part> {
         if let Some(holder) =
             in_use::loop_device_of(self.source.written(file)).filter(|_| !self.dry_run)
         {
@@ -193,7 +203,8 @@ impl RepairArgs {
             false => self.source.open_read_write(file),
         };
         let device = opened.map_err(|error| opening(error, file))?;
-        window(device, self.offset, self.partition)
+        let looks = !self.dry_run && !self.seal.break_seal && self.source.overlay.is_none();
+        Part::of(device, self.offset, self.partition, looks)
     }
 
     /// Does the writes, while nobody else has the file system.

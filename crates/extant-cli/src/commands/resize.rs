@@ -14,11 +14,12 @@ use serde_json::{Value, json};
 
 use crate::commands::repair::{replay_elsewhere, waits};
 use crate::exit::{Exit, Failure, Result, chain};
-use crate::image::{cut_off, instead_of_ext, opening, split, window};
+use crate::image::{cut_off, instead_of_ext, opening, split};
 use crate::in_use;
 use crate::mounting::asked;
 use crate::output::{Out, complain};
 use crate::place::is_address;
+use crate::seal::{Part, SealArgs};
 use crate::size::{Amount, parse_amount, parse_bytes};
 use crate::source::{SourceArgs, SourceError};
 use crate::text::{counted, escape, human_bytes};
@@ -56,6 +57,8 @@ pub(crate) struct ResizeArgs {
     partition: Option<u32>,
     #[command(flatten)]
     source: SourceArgs,
+    #[command(flatten)]
+    seal: SealArgs,
     /// One JSON object
     #[arg(long)]
     json: bool,
@@ -342,16 +345,23 @@ impl ResizeArgs {
                     Failure::caused(Exit::Io, &format!("{name} cannot be opened"), &error)
                 })?;
                 let device = FileDevice::with_file(same, file, self.plan)?;
-                return Ok(Target { device: Arc::new(device), file: Some(opened) });
+                let device = self.unsealed(Arc::new(device), name)?;
+                return Ok(Target { device, file: Some(opened) });
             }
-            return Ok(Target { device: Arc::new(opened), file: None });
+            return Ok(Target { device: self.unsealed(Arc::new(opened), name)?, file: None });
         }
         let opened = match self.plan {
             true => self.source.open_read_only(file),
             false => self.source.open_read_write(file),
         };
         let device = opened.map_err(|error| opening(error, file))?;
-        Ok(Target { device: window(device, self.offset, self.partition)?, file: None })
+        Ok(Target { device: self.unsealed(device, name)?, file: None })
+    }
+
+    /// The part of a disk where the file system is, if it may be changed or only a plan is wanted.
+    fn unsealed(&self, disk: SharedDevice, name: &str) -> Result<SharedDevice> {
+        let looks = !self.plan && !self.seal.break_seal && self.source.overlay.is_none();
+        Part::of(disk, self.offset, self.partition, looks)?.unsealed(name)
     }
 }
 
@@ -366,6 +376,13 @@ fn sizes_json(sizes: &Sizes) -> Value {
 
 fn show(args: &ResizeArgs, plan: &Plan, name: &str, written: bool) -> Result<Exit> {
     let mut out = Out::new();
+    if let Some(number) = args.partition.filter(|_| plan.is_empty() && args.size == Wish::Max) {
+        // A disk that was made larger leaves its partitions as they are.
+        complain(&format!(
+            "{name}: note: that is all of partition {number}; growpart, parted (resizepart) or sfdisk (-N) makes \
+             the partition larger where the disk has room behind it"
+        ));
+    }
     if args.json {
         out.json_pretty(&json!({
             "image": name,

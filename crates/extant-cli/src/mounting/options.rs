@@ -16,6 +16,7 @@ use crate::exit::{Failure, Result};
 use crate::keys::{KeyArgs, Keys};
 use crate::mounting::words;
 use crate::place::{absolute, is_address, is_object, is_rbd, is_web_address};
+use crate::seal::SealArgs;
 use crate::size::parse_bytes;
 use crate::source::SourceArgs;
 
@@ -29,7 +30,7 @@ pub(crate) struct MountSet {
     ///
     /// ext4's names with ext4's meaning (ro, noatime, lazytime, nosuid, sync, dirsync, discard, fast_commit, errors=, commit=,
     /// noload, sb=, data=, journal_path=, the words of quotas, remount), the words of fstab, and
-    /// extant's own: offset=, partition=, map_root, idmap=, allow_other, cache=, dirty_bytes=,
+    /// extant's own: offset=, partition=, break_seal, map_root, idmap=, allow_other, cache=, dirty_bytes=,
     /// dirty_background_bytes=, max_inodes=, max_threads=, max_read=, nowriteback_cache, io_uring,
     /// device_engine=, sandbox=, log=; fuseblk, with which the kernel holds the block device and waits for the server at
     /// sync and umount (what root gets where that can be; nofuseblk does without); idmapped, so that
@@ -62,6 +63,8 @@ pub(crate) struct MountSet {
     pub(crate) keys: KeyArgs,
     #[command(flatten)]
     pub(crate) source: SourceArgs,
+    #[command(flatten)]
+    pub(crate) seal: SealArgs,
     /// Do not verify checksums of metadata; needs --read-only
     #[arg(long, help_heading = IMAGE)]
     pub(crate) no_checksums: bool,
@@ -163,6 +166,8 @@ pub(crate) struct MountChoices {
     pub(crate) journal_device: Option<PathBuf>,
     pub(crate) keys: Keys,
     pub(crate) source: SourceArgs,
+    /// What dm-verity seals may be changed.
+    pub(crate) break_seal: bool,
     pub(crate) threads: Option<usize>,
     pub(crate) cache_bytes: Option<u64>,
     pub(crate) inodes_max: Option<usize>,
@@ -225,6 +230,7 @@ impl Default for MountChoices {
             journal_device: None,
             keys: Keys::default(),
             source: SourceArgs::default(),
+            break_seal: false,
             threads: None,
             cache_bytes: None,
             inodes_max: None,
@@ -275,6 +281,7 @@ impl MountSet {
         choices.journal_device = self.journal_device.clone().or(choices.journal_device);
         choices.keys = self.keys.read()?;
         choices.source = self.source.clone();
+        choices.break_seal |= self.seal.break_seal;
         choices.log = self.log.clone().or(choices.log);
         choices.sandbox = self.sandbox.unwrap_or(choices.sandbox);
         choices.threads = self.threads.map(|count| count as usize).or(choices.threads);

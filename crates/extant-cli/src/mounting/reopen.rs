@@ -21,10 +21,10 @@ use extant_fuse::NotWritable;
 use rustix::fs::{Access, Mode, OFlags};
 
 use crate::exit::{Exit, Failure, Result};
-use crate::image::window;
 use crate::in_use::loop_device_of;
 use crate::mounting::options::MountChoices;
 use crate::mounting::server::is_protected_device;
+use crate::mounting::server::unsealed;
 
 /// Returns whether what is mounted for reading as `choices` say could be mounted for writing later.
 pub(crate) fn may_become_writable(path: &Path, choices: &MountChoices) -> bool {
@@ -108,12 +108,14 @@ impl Reopen {
         ask: impl Fn(usize) -> Result<OwnedFd>,
     ) -> Result<Fs, Box<NotWritable>> {
         self.files.iter().for_each(|(_, file)| drop(file.unlock()));
+        let mut opened = Vec::new();
         let devices: Result<Vec<FileDevice>> = self
             .files
             .iter()
             .enumerate()
             .map(|(index, (path, old))| {
                 let new = File::from(ask(index)?);
+                opened.extend(new.try_clone());
                 match is_same(old, &new) {
                     Ok(true) => Ok(FileDevice::with_file(new, path, false)?),
                     Ok(false) => Err(Failure::new(Exit::Io, "another file has its name by now")),
@@ -121,9 +123,12 @@ impl Reopen {
                 }
             })
             .collect();
+        // The keeper may have them open for a moment yet, and their locks would be in the way of ours.
+        let give_back = || opened.iter().for_each(|file| drop(file.unlock()));
         let devices = match devices {
             Ok(devices) => devices,
             Err(failure) => {
+                give_back();
                 let why = self.lock_again(failure.message);
                 return Err(Box::new(NotWritable { why, instead: None }));
             }
@@ -131,6 +136,7 @@ impl Reopen {
         let mut choices = self.choices.clone();
         choices.read_only = false;
         file_system(devices, &choices).map_err(|failure| {
+            give_back();
             let why = self.lock_again(failure.message);
             // The journal may be replayed by now, and what was read over it would be wrong.
             let again = |(path, file): &(PathBuf, File)| -> Result<FileDevice> {
@@ -159,7 +165,7 @@ fn file_system(devices: Vec<FileDevice>, choices: &MountChoices) -> Result<Fs> {
     let mut devices = devices.into_iter();
     let missing = || Failure::new(Exit::Io, "there is no image");
     let image = Arc::new(devices.next().ok_or_else(missing)?);
-    let image = window(image, choices.offset, choices.partition)?;
+    let image = unsealed(image, choices, "the image")?;
     let mut options = choices.file_system();
     if let Some(journal) = devices.next() {
         options = options.journal_device(journal);

@@ -23,7 +23,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::exit::{Exit, Failure, Result};
-use crate::image::{mount_failure, note_journal_error, window};
+use crate::image::{mount_failure, note_journal_error};
 use crate::in_use::loop_device_of;
 use crate::mounting::launcher::Request;
 use crate::mounting::link::{Link, Word};
@@ -33,6 +33,7 @@ use crate::mounting::reopen::{Reopen, may_become_writable};
 use crate::mounting::{sandbox, table};
 use crate::output::complain;
 use crate::place::{is_web_address, needs_connections};
+use crate::seal::Part;
 use crate::source::SourceError;
 use crate::text::escape;
 
@@ -224,7 +225,7 @@ impl Devices {
     /// Opens the file system. From here on, bytes of the image are looked at.
     fn mount(self, choices: &MountChoices) -> Result<Fs> {
         let Devices { name, image, journal, .. } = self;
-        let device = window(image, choices.offset, choices.partition)?;
+        let device = unsealed(image, choices, &name)?;
         let mut options = choices.file_system();
         if let Some(journal) = journal {
             options = options.journal_device(journal);
@@ -268,6 +269,22 @@ impl Devices {
         }
         Ok(fs)
     }
+}
+
+/// The part of an image that is mounted. For writing, what dm-verity seals is refused.
+pub(super) fn unsealed(
+    image: SharedDevice,
+    choices: &MountChoices,
+    name: &str,
+) -> Result<SharedDevice> {
+    let looks = !choices.read_only && !choices.break_seal && choices.source.overlay.is_none();
+    let part = Part::of(image, choices.offset, choices.partition, looks)?;
+    part.unsealed(name).map_err(|failure| match failure.exit {
+        Exit::Refused => failure.hint(
+            "-o ro mounts it for reading, --overlay FILE keeps changes elsewhere, -o break_seal changes it all the same",
+        ),
+        _ => failure,
+    })
 }
 
 fn opening_failed(error: FsError, name: &str, device: &SharedDevice, at_start: bool) -> Failure {

@@ -65,6 +65,7 @@ const EFFECTIVE: &[&str] = &[
     "idmap=",
     "offset=",
     "partition=",
+    "break_seal",
     "max_threads=",
     "cache=",
     "max_inodes=",
@@ -239,6 +240,7 @@ fn flag(name: &str, value: Option<&str>, choices: &mut MountChoices) -> bool {
         }
         "owner" | "group" => (choices.nosuid, choices.nodev) = (true, true),
         "noload" | "norecovery" => choices.no_replay = true,
+        "break_seal" => choices.break_seal = true,
         "minixdf" => choices.minix_df = true,
         "bsddf" => choices.minix_df = false,
         "quota" | "usrquota" | "grpquota" | "prjquota" => choices.needs_quota = true,

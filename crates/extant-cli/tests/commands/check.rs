@@ -184,3 +184,18 @@ fn a_journal_device_beside_the_journal_is_named_and_taken_away() {
         assert_ne!(e2fsck_is_content(&place, "a.img"), Some(false));
     }
 }
+
+/// With clusters and blocks of 1 KiB, group 0 begins with the boot block and the others do not.
+#[test]
+fn the_reserve_of_small_blocks_in_clusters_is_listed_as_linux_lists_it() {
+    let place = Place::new();
+    for cluster in ["2048", "16384"] {
+        let args = ["mkfs", "-q", "-F", "-O", "bigalloc", "-b", "1024", "-C", cluster, "c.img"];
+        place.run(&[&args[..], &["300M"]].concat()).succeeds();
+        place.run(&["check", "c.img"]).succeeds();
+        let Some(said) = support::tool("e2fsck", &["-fn", "c.img"], place.0.path()) else { return };
+        // It asks, is told no, and ends with 0 all the same.
+        let said = support::text(&said);
+        assert!(!said.contains("Resize inode not valid"), "{said}");
+    }
+}

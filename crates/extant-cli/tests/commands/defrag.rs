@@ -40,6 +40,20 @@ fn is_clean(place: &Place, image: &str) {
 }
 
 #[test]
+fn files_that_cannot_be_named_are_brought_together_and_that_is_said_once() {
+    let place = crumbled(&[]);
+    let full = fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut command = place.command(&["defrag", "-v", "c.img"]);
+    let output = command.stdout(full).output().unwrap();
+    let ran = support::Ran { args: "defrag -v".into(), output };
+    let ran = ran.ends_with(1).complains(&["cannot write the output"]);
+    assert!(!ran.err().contains("panicked"), "{}", ran.err());
+    let said = place.run(&["frag", "--json", "c.img"]).succeeds().json();
+    assert_eq!(said["broken_files"], 0, "{said}");
+    is_clean(&place, "c.img");
+}
+
+#[test]
 fn the_files_of_an_image_come_together_and_the_score_is_said_before_and_after() {
     for layout in [&["-b", "4096"][..], &["-b", "1024"], &["-t", "ext3"], &["-O", "^has_journal"]] {
         let place = crumbled(layout);

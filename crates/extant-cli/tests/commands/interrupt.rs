@@ -98,3 +98,28 @@ fn an_interrupted_archive_is_not_there() {
     assert_eq!(place.names(), before, "nothing is left behind");
     place.run(&["tar", "-o", "new.tar", "a.img"]).succeeds();
 }
+
+/// `ulimit -f`: a write past it raises a signal, which ends programs that do not know of it.
+#[test]
+fn a_limit_for_files_fails_a_copy_which_is_removed() {
+    let place = place();
+    place.run(&["mkdir", "a.img:/all"]).succeeds();
+    for (name, size) in [("small", "1K"), ("large", "9M")] {
+        place.run(&["truncate", "-s", size, &format!("a.img:/all/{name}")]).succeeds();
+    }
+    let limited = |args: &[&str]| {
+        let whole = place.command(args);
+        let mut shell = std::process::Command::new("sh");
+        // In units of 512 bytes or of 1024.
+        shell.args(["-c", "ulimit -f 4096; exec \"$0\" \"$@\""]).arg(whole.get_program());
+        shell.args(whole.get_args()).current_dir(place.0.path());
+        Ran { args: args.join(" "), output: shell.output().unwrap() }
+    };
+    let too_large = "File too large";
+    limited(&["cp", "--sparse=never", "a.img:/all/large", "large"]).complains(&[too_large]);
+    assert!(!place.path("large").exists(), "a copy that failed is removed");
+    limited(&["extract", "a.img:/all", "all"]).ends_with(1).complains(&[too_large]);
+    assert!(place.path("all/small").exists() && !place.path("all/large").exists());
+    limited(&["mkfs", "b.img", "64M"]).ends_with(6).complains(&[too_large]);
+    assert!(!place.path("b.img").exists());
+}

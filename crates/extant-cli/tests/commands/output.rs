@@ -49,6 +49,31 @@ fn of_several_paths_the_others_are_done_all_the_same() {
     }
 }
 
+/// Standard output on a full disk: what it was to hold is lost, and the exit code says so.
+#[test]
+fn what_could_not_be_printed_is_a_failure() {
+    let place = Place::with_image();
+    place.run(&["mkfs", "-q", "c.img", "8M"]).succeeds();
+    place.run(&["cp", "a.img:/file", "c.img:/file"]).succeeds();
+    let full = || std::fs::File::options().write(true).open("/dev/full").unwrap();
+    for args in [
+        &["build", "b.img", "-F", "--json", "--from", "source"][..],
+        &["build", "b.img", "-F", "--plan", "--from", "source"],
+        &["build", "b.img", "-F", "-q", "--verity", "--from", "source"],
+        &["mkfs", "b.img", "-F", "--json", "8M"],
+        &["mkfs", "b.img", "-F", "--plan", "8M"],
+        &["ls", "a.img"],
+        &["info", "a.img"],
+        &["check", "a.img"],
+        &["frag", "a.img"],
+    ] {
+        let output = place.command(args).stdout(full()).output().unwrap();
+        let ran = Ran { args: args.join(" "), output };
+        let said = ran.ends_with(6).err();
+        assert!(said.contains("cannot write the output: No space"), "{args:?}: {said}");
+    }
+}
+
 fn errors(ran: &Ran) -> Vec<serde_json::Value> {
     let text = ran.err();
     let parse = |line: &str| {

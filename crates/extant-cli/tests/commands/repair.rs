@@ -56,6 +56,10 @@ fn what_is_wrong_is_set_right_and_can_be_put_back() {
     assert_eq!(found, "lost");
 
     assert_eq!(place.run(&["repair", "-y", "a.img"]).succeeds().out(), "a.img: clean\n");
+    // Whoever relies on a way back hears that there is none.
+    let ran = place.run(&["repair", "-y", "--undo", "v", "a.img"]).succeeds();
+    ran.complains(&["note: nothing was written", "v was not made"]);
+    assert!(!place.path("v").exists());
 
     // An undo file is never overwritten, and belongs to one device.
     place.run(&["undo", "u", "a.img"]).succeeds();

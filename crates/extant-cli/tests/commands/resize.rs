@@ -91,6 +91,13 @@ fn a_disk_with_partitions_is_called_one_and_its_partitions_are_named() {
     }
     place.run(&["tune", "-O", "^huge_file", "--partition", "1", "disk.img"]).succeeds();
     place.run(&["check", "--partition", "1", "disk.img"]).succeeds();
+    // The disk is larger, and its partition is not: that is what is in the way.
+    let file = std::fs::OpenOptions::new().write(true).open(place.path("disk.img")).unwrap();
+    file.set_len(1 << 30).unwrap();
+    drop(file);
+    let ran = place.run(&["resize", "--partition", "1", "disk.img", "max"]).succeeds();
+    assert!(ran.out().contains("already"), "{}", ran.out());
+    ran.complains(&["note: that is all of partition 1", "growpart"]);
 }
 
 #[test]

@@ -14,4 +14,5 @@ mod holes;
 mod layers_out;
 mod newcomer;
 mod readers;
+mod seals;
 mod sources;

@@ -401,3 +401,29 @@ fn an_image_that_is_cut_off_under_a_mount_ends_with_an_error() {
         mounts.place.run(&["check", "cut.img"]).ends_with(4);
     }
 }
+
+#[test]
+fn a_limit_for_files_fails_writes_and_does_not_end_the_mount() {
+    let Some(mounts) = mounts() else { return };
+    // A journal would lie behind the limit.
+    let make = ["-q", "-F", "-t", "ext4", "-O", "^has_journal", "a.img", "64M"];
+    assert!(tool("mke2fs", &make, mounts.place.0.path()).unwrap().status.success());
+    let whole = mounts.place.command(&["mount", "--log", "log", "a.img", "m"]);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -f 20480; exec \"$0\" \"$@\""]).arg(whole.get_program());
+    shell.args(whole.get_args()).current_dir(mounts.place.0.path());
+    assert!(shell.status().unwrap().success());
+    fs::write(mounts.inside("before"), "kept").unwrap();
+    fs::File::open(mounts.inside("before")).unwrap().sync_all().unwrap();
+    let file = fs::File::create(mounts.inside("large")).unwrap();
+    let written = std::io::Write::write_all(&mut &file, &noise(1, 40 << 20));
+    assert!(written.and_then(|()| file.sync_all()).is_err(), "past the limit");
+    drop(file);
+    // Before, the server was gone, and with it everything that was not stored.
+    assert_eq!(fs::read(mounts.inside("before")).unwrap(), b"kept");
+    // Without what does not fit, the rest can be stored.
+    fs::remove_file(mounts.inside("large")).unwrap();
+    mounts.place.run(&["umount", "--timeout", "60", "m"]).succeeds();
+    let kept = mounts.place.run(&["cat", "a.img:/before"]).succeeds().out();
+    assert_eq!(kept, "kept");
+}

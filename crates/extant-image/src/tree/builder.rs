@@ -27,6 +27,8 @@ pub enum TreeError {
         /// Length in bytes.
         len: usize,
     },
+    /// A symlink target with a zero byte, which ends it for everybody who reads it.
+    ZeroInTarget,
     /// Two entries of one directory have the same name.
     DuplicateName {
         /// Path of the second one.
@@ -64,6 +66,7 @@ impl fmt::Display for TreeError {
             TreeError::BadTarget { len } => {
                 write!(f, "symbolic link target of {len} bytes; it must have 1 to 4095")
             }
+            TreeError::ZeroInTarget => f.write_str("symbolic link target with a zero byte in it"),
             TreeError::DuplicateName { path } => write!(f, "\"{path}\" appears twice"),
             TreeError::DirectoryLinks { path } => {
                 write!(f, "directory \"{path}\" is linked more than once or not at all")
@@ -180,6 +183,9 @@ impl TreeBuilder {
     pub fn store_target(&mut self, target: &[u8]) -> Result<ArenaRef, TreeError> {
         if target.is_empty() || target.len() > 4095 {
             return Err(TreeError::BadTarget { len: target.len() });
+        }
+        if target.contains(&0) {
+            return Err(TreeError::ZeroInTarget);
         }
         self.store(target)
     }

@@ -105,22 +105,27 @@ impl Worker<'_> {
         let geometry = &image.plan.layout.geometry;
         let size = image.block_bytes();
         let home = geometry.group(GroupIndex(0)).reserved_gdt;
-        let copies: Vec<u64> = image.super_groups[1..]
+        let copies: Vec<(u32, u64)> = image.super_groups[1..]
             .iter()
-            .map(|&group| geometry.group(GroupIndex(group)).reserved_gdt)
-            .filter(|copy| !copy.is_empty())
-            .map(|copy| copy.start)
+            .map(|&group| (group, geometry.group(GroupIndex(group)).reserved_gdt))
+            .filter(|(_, copy)| !copy.is_empty())
+            .map(|(group, copy)| (group, copy.start))
             .collect();
         let mut bytes = vec![0; range.len() * size];
         for (block, at) in bytes.chunks_exact_mut(size).zip(range.clone()) {
-            for (slot, copy) in block.chunks_exact_mut(4).zip(&copies) {
-                slot.copy_from_slice(&((copy + u64::from(at)) as u32).to_le_bytes());
+            for (slot, (group, _)) in block.chunks_exact_mut(4).zip(&copies) {
+                // As far behind the one in group 0 as the groups are apart, which is what Linux and e2fsck compare.
+                // With clusters and blocks of 1 KiB, group 0 has the boot block as well, and this is one block
+                // behind where the copy lies.
+                let apart = u64::from(*group) * u64::from(geometry.blocks_per_group);
+                let listed = home.start + apart + u64::from(at);
+                slot.copy_from_slice(&(listed as u32).to_le_bytes());
             }
         }
         if copies.is_empty() {
             return image.zero(home.start + u64::from(range.start), range.len() as u64);
         }
-        for copy in &copies {
+        for (_, copy) in &copies {
             image.zero(copy + u64::from(range.start), range.len() as u64)?;
         }
         image.write(FsBlock(home.start + u64::from(range.start)), &bytes, &mut self.written)

@@ -347,6 +347,11 @@ fn hostile_and_damaged_archives_are_refused_by_name() {
         (archive(&[file("a/../b", b"")]), &["a/../b", "\"..\""]),
         (archive(&[file("/etc/passwd", b"")]), &["/etc/passwd", "absolute"]),
         (archive(&[simple("h", b'1', "../x")]), &["h", "../x"]),
+        // Nobody reads a link further than to a zero byte, and e2fsck calls it damaged.
+        (
+            archive(&[pax(&[("linkpath", "to\0there")]), simple("s", b'2', "")]),
+            &["\"s\"", "to\\x00there"],
+        ),
         (archive(&[simple("h", b'1', "/x")]), &["\"h\"", "/x"]),
         (archive(&[simple("h", b'1', "gone")]), &["\"h\"", "\"gone\"", "does not exist"]),
         (archive(&[simple("h", b'1', "h")]), &["\"h\"", "back"]),

@@ -50,6 +50,26 @@ fn a_block_of_pointers_that_is_zeros_now_is_no_hole() {
 }
 
 #[test]
+fn a_block_of_pointers_that_is_a_copy_of_another_is_no_other_contents() {
+    for features in &SETS[..2] {
+        let dir = tempdir().unwrap();
+        let device = require!(sample(dir.path(), features));
+        let to = "/d/file9";
+        let block = require!(block_of(&device, to, "(IND):"));
+        let first = require!(block_of(&device, to, "(0-11):"));
+        let mut pointers = [0; 1024];
+        device.read_at(block * 1024, &mut pointers).unwrap();
+        for (slot, pointer) in pointers.chunks_exact_mut(4).take(12).enumerate() {
+            pointer.copy_from_slice(&(first as u32 + slot as u32).to_le_bytes());
+        }
+        device.write_at(block * 1024, &pointers).unwrap();
+        let damage = only_damage(&device, &format!("{features:?}"));
+        assert_eq!((damage.path.as_slice(), damage.missing), (to.as_bytes(), 0));
+        assert_eq!(damage.why, [(Why::Twice, 12)]);
+    }
+}
+
+#[test]
 fn extents_that_a_node_does_not_count_any_more_are_no_holes() {
     let dir = tempdir().unwrap();
     let device = require!(sample(dir.path(), SETS[8]));
@@ -125,4 +145,52 @@ fn an_attribute_whose_value_is_another_is_named() {
     let damage = only_damage(&device, "a block");
     assert_eq!((damage.path.as_slice(), damage.missing), (&b"/d/file5"[..], 0));
     assert_eq!(damage.why, [(Why::AttributesChecksum, 1)]);
+}
+
+#[test]
+fn a_node_of_extents_that_is_a_copy_of_another_is_lost() {
+    let dir = tempdir().unwrap();
+    for features in &SETS[2..4] {
+        let device = Arc::new(require!(sample(dir.path(), features)));
+        let options = MountOptions::new().read_only(false).background(false);
+        let fs = options.open_shared(Arc::clone(&device) as _).unwrap();
+        let file = fs.open_options().write(true).create(true).open("/d/pieces").unwrap();
+        // 200 extents of a block, in nodes of 84.
+        for piece in 0..200u64 {
+            file.write_at(&[piece as u8 + 1; 1024], piece * 2048).unwrap();
+        }
+        file.sync().unwrap();
+        drop(file);
+        fs.unmount().unwrap();
+        let (kept, _, _) = of(&device).unwrap();
+        assert_eq!(kept.damages, []);
+
+        // Nodes by the first file block of their first extent, which the piece after it follows.
+        let nodes: Vec<(u32, u64)> = all_bytes(&device)
+            .chunks(1024)
+            .enumerate()
+            .filter(|(_, block)| block.starts_with(&[0x0a, 0xf3]) && block[6..8] == [0, 0])
+            .map(|(at, block)| (u32::from_le_bytes(block[12..16].try_into().unwrap()), at as u64))
+            .filter(|(first, at)| {
+                let mut next = [0; 4];
+                device.read_at(at * 1024 + 24, &mut next).unwrap();
+                u32::from_le_bytes(next) == first + 2
+            })
+            .collect();
+        let place = |wanted: u32| nodes.iter().filter(move |(first, _)| *first == wanted);
+        let second = nodes.iter().map(|(first, _)| *first).filter(|first| *first > 0).min();
+        let second = second.unwrap();
+        let mut copy = [0; 1024];
+        device.read_at(place(0).next().unwrap().1 * 1024, &mut copy).unwrap();
+        // In the journal as well.
+        for (_, at) in place(second) {
+            device.write_at(at * 1024, &copy).unwrap();
+        }
+        let (kept, summary, _) = of(&device).unwrap();
+        let damage = kept.damages.iter().find(|damage| damage.path == b"/d/pieces");
+        let damage = damage.unwrap_or_else(|| panic!("{:?}", kept.damages));
+        assert!(damage.why.contains(&(Why::Map, 1)), "{damage:?}");
+        assert!((80 * 1024..200 * 1024).contains(&damage.missing), "{damage:?}");
+        assert_eq!((summary.damaged, summary.missing), (1, damage.missing));
+    }
 }

@@ -17,13 +17,14 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use super::{Removed, bind_private};
 use crate::exit::{Exit, Failure, Result};
 use crate::fault::io_exit;
-use crate::image::{mount_failure, note_journal_error, opening, split, window};
+use crate::image::{mount_failure, note_journal_error, opening, split};
 use crate::in_use::loop_device_of;
 use crate::keys::KeyArgs;
 use crate::mounting::options::SandboxMode;
 use crate::mounting::sandbox;
 use crate::output::complain;
 use crate::place::needs_connections;
+use crate::seal::{Part, SealArgs};
 use crate::size::parse_bytes;
 use crate::source::SourceArgs;
 use crate::text::escape;
@@ -63,6 +64,8 @@ pub(super) struct VirtiofsArgs {
     partition: Option<u32>,
     #[command(flatten)]
     source: SourceArgs,
+    #[command(flatten)]
+    seal: SealArgs,
     #[command(flatten)]
     keys: KeyArgs,
 }
@@ -128,7 +131,8 @@ pub(super) fn run(args: &VirtiofsArgs) -> Result<Exit> {
         complain(&format!("note: sandbox without {missing}"));
     }
     // From here on, bytes of the image are looked at.
-    let device = window(device, args.offset, args.partition)?;
+    let looks = !args.read_only && !args.seal.break_seal && args.source.overlay.is_none();
+    let device = Part::of(device, args.offset, args.partition, looks)?.unsealed(&name)?;
     let at_start = args.offset.is_none() && args.partition.is_none();
     let fs = options
         .open(Arc::clone(&device))

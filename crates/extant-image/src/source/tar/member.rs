@@ -339,6 +339,10 @@ impl<'a> Members<'a> {
             let len = link.len();
             return Err(fault(format!("a symbolic link of {len} bytes; it must have 1 to 4095")));
         }
+        if kind == Kind::Symlink && link.contains(&0) {
+            let link = link.escape_ascii();
+            return Err(fault(format!("\"{link}\" cannot be where a symbolic link leads")));
+        }
 
         let stored = pax.size.unwrap_or(header.size);
         let layout = match kind {
