@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use extant_bench::direct::Below;
 use extant_bench::report::{Series, report};
-use extant_bench::run::{find, run, run_with_memory};
+use extant_bench::run::{find, peak_mib, run, run_with_memory};
 use extant_bench::{
     age, alloc, build, counts, crypt, direct, io, mount, namespace, pieces, read, remote, ring,
     stop,
@@ -136,9 +136,9 @@ fn mkfs() -> Result<()> {
     }
     for _ in 0..runs()? {
         for (index, (_, program, args)) in contenders.iter().enumerate() {
-            let measured = run_with_memory(program, args)?;
-            all[index].values.push(measured.seconds);
-            all[contenders.len() + index].values.extend(measured.peak_mib);
+            all[index].values.push(run(program, args)?.seconds);
+            remove(Path::new(&image))?;
+            all[contenders.len() + index].values.extend(peak_mib(program, args)?);
             remove(Path::new(&image))?;
         }
     }

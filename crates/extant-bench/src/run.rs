@@ -36,22 +36,33 @@ pub fn run(program: &str, args: &[&str]) -> Result<Measured> {
     Ok(Measured { seconds, peak_mib: None })
 }
 
-/// As [`run`], and asks GNU time for the memory.
+/// As [`run`], and once more for the memory.
 ///
 /// # Errors
 ///
 /// Those of [`run`].
 pub fn run_with_memory(program: &str, args: &[&str]) -> Result<Measured> {
+    let measured = run(program, args)?;
+    Ok(Measured { peak_mib: peak_mib(program, args)?, ..measured })
+}
+
+/// Runs `program` with `args`, and returns the most memory that it had, in MiB, as GNU time tells;
+/// `None` without GNU time. That is another process that starts, so it is not timed.
+///
+/// # Errors
+///
+/// Those of [`run`].
+pub fn peak_mib(program: &str, args: &[&str]) -> Result<Option<f64>> {
     if !has("/usr/bin/time") {
-        return run(program, args);
+        return Ok(None);
     }
     let file = tempfile::NamedTempFile::new()?;
     let name = file.path().to_string_lossy().into_owned();
     let mut timed = vec!["-f", "%M", "-o", &name, program];
     timed.extend_from_slice(args);
-    let measured = run("/usr/bin/time", &timed)?;
+    run("/usr/bin/time", &timed)?;
     let kib: f64 = std::fs::read_to_string(file.path())?.trim().parse().unwrap_or(f64::NAN);
-    Ok(Measured { peak_mib: Some(kib / 1024.0), ..measured })
+    Ok(Some(kib / 1024.0))
 }
 
 /// Returns whether a program is there: by path, or in `PATH` and where tools of root live.
