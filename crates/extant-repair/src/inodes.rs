@@ -125,7 +125,7 @@ fn fix_decoding(state: &State, record: &mut Record, source: &InodeError) {
 
 /// Returns whether the first block of a file begins like a directory: `.` refers to the inode
 /// itself.
-fn looks_like_directory(state: &State, record: &Record) -> Fixed<bool> {
+pub(crate) fn looks_like_directory(state: &State, record: &Record) -> Fixed<bool> {
     let area = record.block_area();
     if record.has(InodeFlags::INLINE_DATA) {
         return Ok(looks_like_inline_directory(state, record));

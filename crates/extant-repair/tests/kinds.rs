@@ -312,6 +312,7 @@ fn inodes() {
                     "/tty: place",
                 ],
             ),
+            case("set_inode_field <2> mode 0100644", &["special-inode", "state"], &["/: mode"]),
             case("set_inode_field <2> mode 0", &["mode", "state"], &["/: mode"]),
             case("set_inode_field <1> mode 0100644", &["special-inode", "state"], &[]),
             case("set_inode_field <7> blocks 2", &["sectors", "state"], &[]),
