@@ -315,6 +315,7 @@ fn inodes() {
             case("set_inode_field <2> mode 0100644", &["special-inode", "state"], &["/: mode"]),
             case("set_inode_field <2> mode 0", &["mode", "state"], &["/: mode"]),
             case("set_inode_field <1> mode 0100644", &["special-inode", "state"], &[]),
+            case("set_inode_field <7> links_count 0", &["resize-inode", "state"], &[]),
             case("set_inode_field <7> blocks 2", &["sectors", "state"], &[]),
             case("set_inode_field <6> mode 0100644", &["special-inode", "state"], &[]),
             case(
@@ -629,6 +630,30 @@ fn whole_file_system() {
             case("seti <400>", &[], &[]),
             case("clri <7>", &["resize-inode", "block-bitmap", "state"], &[]),
             case("clri <8>", &["special-inode", "block-bitmap", "state"], &[]),
+            case(
+                "feature ^resize_inode",
+                &[
+                    "resize-inode",
+                    "block-bitmap",
+                    "group-count",
+                    "block-bitmap",
+                    "group-count",
+                    "state",
+                ],
+                &[],
+            ),
+            case(
+                "feature ^resize_inode\nclri <7>",
+                &[
+                    "resize-inode",
+                    "block-bitmap",
+                    "group-count",
+                    "block-bitmap",
+                    "group-count",
+                    "state",
+                ],
+                &[],
+            ),
             case(
                 "feature ^large_file ^ext_attr",
                 &["reserved", "sectors", "block-bitmap", "group-count", "state"],
