@@ -749,6 +749,7 @@ fn quotas_and_what_lies_in_inodes() {
             ),
             case("set_inode_field /d/e size 30", &["size", "state"], &[]),
             case("set_inode_field /d/e block[0] 5", &["dots", "state"], &[]),
+            case("set_inode_field /d/fast flags 0x10000000", &["size", "state"], &[]),
             case("set_inode_field /d/file5 flags 0x10000000", &["size", "state"], &[]),
             case("set_inode_field /d/file5 flags 0x10080000", &["flags", "size", "state"], &[]),
             case("set_inode_field /d/e flags 0x10001000", &["flags", "state"], &[]),
@@ -905,6 +906,8 @@ fn links_in_inodes() {
                 &["block-range", "symlink", "entry-inode", "group-count", "state"],
                 &["-/d/inside"],
             ),
+            case("set_inode_field /d/fast flags 0x10000000", &["size", "state"], &[]),
+            case("set_inode_field /d/fast flags 0x10080000", &["flags", "size", "state"], &[]),
             case("set_inode_field /d/slow flags 0x10080000", &["flags", "size", "state"], &[]),
         ],
     );
