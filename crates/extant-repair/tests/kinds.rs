@@ -21,7 +21,7 @@ struct Case {
     damage: &'static str,
     /// The findings in their order, neighbours of one kind as one.
     finds: &'static [&'static str],
-    /// What differs in the tree: `-PATH`, `+PATH`, `PATH: FIELD`. Another place is lost+found.
+    /// What differs in the tree: names that are gone or new, and fields. Another place is lost+found.
     differs: &'static [&'static str],
 }
 
@@ -42,7 +42,10 @@ fn good(dir: &Path, features: &[&str]) -> Result<MemoryDevice, String> {
         std::fs::write(dir.join(name), vec![b'v'; len]).unwrap();
     }
     let value = |name: &str| dir.join(name).display().to_string();
-    let mut commands = String::from("mknod pipe p\nmknod tty c 4 5\n");
+    let mut commands = String::from("mknod pipe p\nmknod tty c 4 5\nmkdir links\n");
+    for number in 0..80 {
+        writeln!(commands, "symlink /links/{number} target").unwrap();
+    }
     // What of it is in its inode e2fsck does not count for quota.
     if features.iter().any(|words| words.contains("inline_data") && !words.contains("quota")) {
         writeln!(commands, "symlink /d/inside {}", "y".repeat(80)).unwrap();
@@ -133,25 +136,37 @@ fn tree(device: &MemoryDevice, before: Option<&Tree>) -> Tree {
     all
 }
 
-/// What differs between two trees.
+/// What differs between two trees; `*` is for many names of one directory.
 fn differences(before: &Tree, after: &Tree) -> Vec<String> {
-    let mut list = Vec::new();
+    let mut list: BTreeMap<(&str, String), Vec<&str>> = BTreeMap::new();
+    let mut add = |path: &'_ str, what: &str| {
+        let at = path.rfind('/').unwrap();
+        let place = (before.get_key_value(path).or(after.get_key_value(path))).unwrap().0;
+        list.entry((&place[..at], what.to_owned())).or_default().push(&place[at..]);
+    };
     for (path, (_, old)) in before {
-        match after.get(path) {
-            None => list.push(format!("-{path}")),
-            Some((_, new)) => {
-                let mut names: Vec<&&str> = old.keys().chain(new.keys()).collect();
-                names.sort();
-                names.dedup();
-                let other = names.into_iter().filter(|name| old.get(*name) != new.get(*name));
-                list.extend(other.map(|name| format!("{path}: {name}")));
-            }
+        let Some((_, new)) = after.get(path) else {
+            add(path, "gone");
+            continue;
+        };
+        let mut names: Vec<&str> = old.keys().chain(new.keys()).copied().collect();
+        names.sort_unstable();
+        names.dedup();
+        for name in names.into_iter().filter(|name| old.get(*name) != new.get(*name)) {
+            add(path, name);
         }
     }
-    list.extend(
-        after.keys().filter(|path| !before.contains_key(*path)).map(|new| format!("+{new}")),
-    );
-    list
+    for path in after.keys().filter(|path| !before.contains_key(*path)) {
+        add(path, "new");
+    }
+    let mut texts = Vec::new();
+    for ((place, what), names) in list {
+        match names.len() {
+            0..8 => texts.extend(names.iter().map(|name| format!("{place}{name}: {what}"))),
+            many => texts.push(format!("{place}/* {many}: {what}")),
+        }
+    }
+    texts
 }
 
 /// Puts numbers in place of what stands in braces.
@@ -239,7 +254,7 @@ fn inodes() {
             case(
                 "set_inode_field /d/file5 mode 0170644",
                 &["mode", "entry-inode", "block-bitmap", "group-count", "state"],
-                &["-/d/file5"],
+                &["/d/file5: gone"],
             ),
             case("set_inode_field /d/e mode 0170755", &["mode", "state"], &[]),
             case("set_inode_field /d/file5 flags 0x1000", &["flags", "state"], &[]),
@@ -261,7 +276,7 @@ fn inodes() {
             case(
                 "zap_block -o {at /d/fast 40} -l 1 -p 0 {record /d/fast}",
                 &["symlink", "entry-inode", "group-count", "state"],
-                &["-/d/fast"],
+                &["/d/fast: gone"],
             ),
             case("set_inode_field /d/file5 dtime 12345", &["dtime", "state"], &[]),
             case("set_inode_field /d/file5 faddr 7", &["reserved", "state"], &[]),
@@ -281,7 +296,7 @@ fn inodes() {
             case(
                 "set_inode_field /d/file5 links_count 0",
                 &["entry-inode", "not-orphan", "block-bitmap", "group-count", "state"],
-                &["-/d/file5"],
+                &["/d/file5: gone"],
             ),
             case("set_inode_field /d/file5 file_acl 99999", &["block-range", "state"], &[]),
             case(
@@ -305,6 +320,7 @@ fn inodes() {
                 &[
                     "/: links",
                     "/d: place",
+                    "/links: place",
                     "/lost+found: place",
                     "/many: place",
                     "/pipe: place",
@@ -321,7 +337,7 @@ fn inodes() {
             case(
                 "clri /d/file5",
                 &["entry-inode", "block-bitmap", "inode-bitmap", "group-count", "state"],
-                &["-/d/file5"],
+                &["/d/file5: gone"],
             ),
             case(
                 "clri /d/e",
@@ -336,11 +352,11 @@ fn inodes() {
                 ],
                 &[
                     "/d: links",
-                    "-/d/e",
-                    "-/d/e/again",
-                    "/d/e/f: place",
-                    "/d/file3: links",
                     "/lost+found: links",
+                    "/d/e: gone",
+                    "/d/file3: links",
+                    "/d/e/again: gone",
+                    "/d/e/f: place",
                 ],
             ),
         ],
@@ -353,12 +369,12 @@ fn directories() {
         SETS[2],
         &[
             case("unlink /d/file7", &["unreachable", "state"], &["/d/file7: place"]),
-            case("unlink /d/file0", &["unreachable", "group-count", "state"], &["-/d/file0"]),
+            case("unlink /d/file0", &["unreachable", "group-count", "state"], &["/d/file0: gone"]),
             case("unlink /pipe", &["unreachable", "state"], &["/pipe: place"]),
             case(
                 "unlink /d/e",
                 &["unreachable", "links", "state"],
-                &["/d: links", "/d/e: place", "/lost+found: links"],
+                &["/d: links", "/lost+found: links", "/d/e: place"],
             ),
             case(
                 "unlink /many",
@@ -368,7 +384,7 @@ fn directories() {
             case(
                 "unlink /d/e\nunlink /lost+found",
                 &["unreachable", "links", "block-bitmap", "group-count", "state"],
-                &["/d: links", "/d/e: place", "/lost+found: place"],
+                &["/d: links", "/lost+found: place", "/d/e: place"],
             ),
             case(
                 "kill_file /lost+found\nunlink /lost+found\nunlink /d/file7",
@@ -381,7 +397,7 @@ fn directories() {
                     "group-count",
                     "state",
                 ],
-                &["/d/file7: place", "/lost+found: place"],
+                &["/lost+found: place", "/d/file7: place"],
             ),
             case(
                 "clri /lost+found\nunlink /d/file7",
@@ -391,7 +407,7 @@ fn directories() {
             case(
                 "unlink /lost+found\nln /d/file3 /lost+found\nunlink /d/file7",
                 &["unreachable", "links", "block-bitmap", "group-count", "state"],
-                &["/d/file7: place", "/lost+found: place"],
+                &["/lost+found: place", "/d/file7: place"],
             ),
             case("ln /d/file3 /d/file5", &[], &[]),
             case("ln /d/file3 /d/file3", &[], &[]),
@@ -403,18 +419,18 @@ fn directories() {
                 &[
                     "/: links",
                     "/d: links",
-                    "-/d/e",
-                    "-/d/e/again",
-                    "-/d/e/f",
-                    "+/second",
-                    "+/second/again",
-                    "+/second/f",
+                    "/second: new",
+                    "/d/e: gone",
+                    "/d/e/again: gone",
+                    "/d/e/f: gone",
+                    "/second/again: new",
+                    "/second/f: new",
                 ],
             ),
             case(
                 "ln /d/e /d/e/f/again\nunlink /d/e",
                 &["dots", "loop", "unreachable", "links", "block-bitmap", "state"],
-                &["/d: links", "/d/e: place", "/lost+found: links"],
+                &["/d: links", "/lost+found: links", "/d/e: place"],
             ),
             case("ln <8> /d/journal", &["entry-inode", "state"], &[]),
             case("zap_block -f /d -o 0 -l 1 -p 5 0", &["dots", "state"], &[]),
@@ -434,7 +450,7 @@ fn directories() {
             case(
                 "zap_block -f /d -o 28 -l 1 -p 3 0",
                 &["dir", "unreachable", "links", "state"],
-                &["/d: links", "/d/e: place", "/lost+found: links"],
+                &["/d: links", "/lost+found: links", "/d/e: place"],
             ),
             case("zap_block -f /d -o 33 -l 1 -p 0 0", &[], &[]),
             case("zap_block -f /d -o 33 -l 1 -p 47 0", &[], &[]),
@@ -442,11 +458,11 @@ fn directories() {
                 "zap_block -f /d/e -p 0 0",
                 &["dir", "unreachable", "links", "state"],
                 &[
-                    "/d/e: links",
-                    "-/d/e/again",
-                    "/d/e/f: place",
-                    "/d/file3: links",
                     "/lost+found: links",
+                    "/d/e: links",
+                    "/d/file3: links",
+                    "/d/e/again: gone",
+                    "/d/e/f: place",
                 ],
             ),
             case(
@@ -457,24 +473,14 @@ fn directories() {
             case(
                 "zap_block -f /many -p 0 2",
                 &["dir", "unreachable", "block-bitmap", "group-count", "state"],
-                &[
-                    "-/many/a long name so that there are many blocks 0000000000000000000000000000000000000016",
-                    "-/many/a long name so that there are many blocks 0000000000000000000000000000000000000040",
-                    "-/many/a long name so that there are many blocks 0000000000000000000000000000000000000044",
-                    "-/many/a long name so that there are many blocks 0000000000000000000000000000000000000057",
-                    "-/many/a long name so that there are many blocks 0000000000000000000000000000000000000069",
-                    "-/many/a long name so that there are many blocks 0000000000000000000000000000000000000094",
-                    "-/many/a long name so that there are many blocks 0000000000000000000000000000000000000109",
-                    "-/many/a long name so that there are many blocks 0000000000000000000000000000000000000113",
-                    "-/many/a long name so that there are many blocks 0000000000000000000000000000000000000140",
-                ],
+                &["/many/* 9: gone"],
             ),
             case(
                 "zap_block -f /many -o 200 -l 1 -p 7 3",
                 &["htree-hash", "block-bitmap", "group-count", "state"],
                 &[
-                    "-/many/a long name so that there are many blocks 0000000000000000000000000000000000000144",
-                    "+/many/a long n\u{7}me so that there are many blocks 0000000000000000000000000000000000000144",
+                    "/many/a long name so that there are many blocks 0000000000000000000000000000000000000144: gone",
+                    "/many/a long n\u{7}me so that there are many blocks 0000000000000000000000000000000000000144: new",
                 ],
             ),
             case(
@@ -490,17 +496,7 @@ fn directories() {
             case(
                 "punch /many 3 3",
                 &["dir-hole", "htree", "unreachable", "block-bitmap", "group-count", "state"],
-                &[
-                    "-/many/a long name so that there are many blocks 0000000000000000000000000000000000000025",
-                    "-/many/a long name so that there are many blocks 0000000000000000000000000000000000000038",
-                    "-/many/a long name so that there are many blocks 0000000000000000000000000000000000000052",
-                    "-/many/a long name so that there are many blocks 0000000000000000000000000000000000000064",
-                    "-/many/a long name so that there are many blocks 0000000000000000000000000000000000000085",
-                    "-/many/a long name so that there are many blocks 0000000000000000000000000000000000000097",
-                    "-/many/a long name so that there are many blocks 0000000000000000000000000000000000000124",
-                    "-/many/a long name so that there are many blocks 0000000000000000000000000000000000000128",
-                    "-/many/a long name so that there are many blocks 0000000000000000000000000000000000000144",
-                ],
+                &["/many/* 9: gone"],
             ),
             case("set_inode_field /many flags 0x80000", &[], &[]),
             case("set_inode_field /d flags 0x81000", &["htree", "block-bitmap", "state"], &[]),
@@ -508,12 +504,25 @@ fn directories() {
             case(
                 "set_inode_field /d/file5 links_count 0\nunlink /d/file5\nset_super_value last_orphan {ino /d/file5}",
                 &["orphans", "block-bitmap", "group-count", "state"],
-                &["-/d/file5"],
+                &["/d/file5: gone"],
             ),
             case(
                 "set_inode_field /d/file5 size 2000\nset_super_value last_orphan {ino /d/file5}",
                 &["orphans", "block-bitmap", "group-count", "state"],
                 &["/d/file5: contents", "/d/file5: size"],
+            ),
+            case(
+                "clri /links\nclri /lost+found",
+                &[
+                    "entry-inode",
+                    "unreachable",
+                    "links",
+                    "block-bitmap",
+                    "inode-bitmap",
+                    "group-count",
+                    "state",
+                ],
+                &["/links: gone", "/: links", "/links/* 80: place"],
             ),
         ],
     );
@@ -620,14 +629,14 @@ fn whole_file_system() {
                 &["table-unused", "state"],
                 &[],
             ),
-            case("set_bg 1 inode_table 99999", &["group", "padding", "state"], &[]),
+            case("set_bg 1 inode_table 99999", &["group", "state"], &[]),
             case("set_bg 0 block_bitmap 99999", &["group", "state"], &[]),
             case("set_bg 0 inode_bitmap 99999", &["group", "state"], &[]),
             case("set_bg 0 checksum 7", &["group", "state"], &[]),
             case("freeb {block /d/file5}", &["block-bitmap", "state"], &[]),
             case("setb 9000", &["block-bitmap", "state"], &[]),
             case("freei /d/file5", &["inode-bitmap", "state"], &[]),
-            case("seti <400>", &[], &[]),
+            case("seti <400>", &["table-unused", "inode-bitmap", "state"], &[]),
             case("clri <7>", &["resize-inode", "block-bitmap", "state"], &[]),
             case("clri <8>", &["special-inode", "block-bitmap", "state"], &[]),
             case(
@@ -657,7 +666,7 @@ fn whole_file_system() {
             case(
                 "feature ^large_file ^ext_attr",
                 &["reserved", "sectors", "block-bitmap", "group-count", "state"],
-                &["/d/file6: user.large", "/d/file8: user.first"],
+                &["/d/file8: user.first", "/d/file6: user.large"],
             ),
             case("feature ^dir_index", &["flags", "state"], &[]),
             case("feature ^extent", &["flags", "state"], &[]),
@@ -688,7 +697,7 @@ fn quotas_and_what_lies_in_inodes() {
             case(
                 "set_super_value prj_quota_inum 0",
                 &["unreachable", "quota-usage", "block-bitmap", "state"],
-                &["+/lost+found/#12"],
+                &["/lost+found/#12: new"],
             ),
             case(
                 "set_inode_field /d/file5 projid 7",
@@ -708,22 +717,22 @@ fn quotas_and_what_lies_in_inodes() {
                     "group-count",
                     "state",
                 ],
-                &["/d/e: links", "-/d/e/f"],
+                &["/d/e: links", "/d/e/f: gone"],
             ),
             case(
                 "unlink /d/e/f",
                 &["unreachable", "links", "state"],
-                &["/d/e: links", "/d/e/f: place", "/lost+found: links"],
+                &["/lost+found: links", "/d/e: links", "/d/e/f: place"],
             ),
             case(
                 "unlink /d/e",
                 &["unreachable", "links", "state"],
-                &["/d: links", "/d/e: place", "/lost+found: links"],
+                &["/d: links", "/lost+found: links", "/d/e: place"],
             ),
             case(
                 "unlink /d/e/again\nln <400> /d/e/ghost",
                 &["entry-inode", "links", "state"],
-                &["-/d/e/again", "/d/file3: links"],
+                &["/d/file3: links", "/d/e/again: gone"],
             ),
             case("ln /d/file3 /d/e/again", &[], &[]),
             case(
@@ -740,11 +749,11 @@ fn quotas_and_what_lies_in_inodes() {
                     "state",
                 ],
                 &[
-                    "/d/e: links",
-                    "-/d/e/again",
-                    "/d/e/f: place",
-                    "/d/file3: links",
                     "/lost+found: links",
+                    "/d/e: links",
+                    "/d/file3: links",
+                    "/d/e/again: gone",
+                    "/d/e/f: place",
                 ],
             ),
             case("set_inode_field /d/e size 30", &["size", "state"], &[]),
@@ -758,10 +767,10 @@ fn quotas_and_what_lies_in_inodes() {
                 "feature ^ea_inode",
                 &["xattr-inode", "flags", "unreachable", "sectors", "state"],
                 &[
-                    "/d/file8: user.second",
                     "/d/file9: user.huge",
-                    "+/lost+found/#192",
-                    "+/lost+found/#193",
+                    "/d/file8: user.second",
+                    "/lost+found/#273: new",
+                    "/lost+found/#274: new",
                 ],
             ),
             case(
@@ -796,6 +805,19 @@ fn clusters() {
                 &["/d/file7: place"],
             ),
             case("freeb {block /d/file5}", &["block-bitmap", "state"], &[]),
+            case(
+                "clri /links\nclri /lost+found",
+                &[
+                    "entry-inode",
+                    "unreachable",
+                    "links",
+                    "block-bitmap",
+                    "inode-bitmap",
+                    "group-count",
+                    "state",
+                ],
+                &["/links: gone", "/: links", "/links/* 80: place"],
+            ),
         ],
     );
 }
@@ -808,7 +830,7 @@ fn orphan_files() {
             case(
                 "set_super_value orphan_file_inum 0",
                 &["special-inode", "unreachable", "block-bitmap", "group-count", "state"],
-                &["+/lost+found/#12"],
+                &["/lost+found/#12: new"],
             ),
             case("zap_block -f <12> -o 4092 -l 4 -p 1 0", &["orphan-file", "state"], &[]),
             case("zap_block -f <12> -o 0 -l 1 -p 20 0", &["orphan-file", "state"], &[]),
@@ -856,11 +878,11 @@ fn pointers() {
                 "set_inode_field /d/e block[0] 0",
                 &["size", "dir-hole", "unreachable", "links", "block-bitmap", "state"],
                 &[
-                    "/d/e: links",
-                    "-/d/e/again",
-                    "/d/e/f: place",
-                    "/d/file3: links",
                     "/lost+found: links",
+                    "/d/e: links",
+                    "/d/file3: links",
+                    "/d/e/again: gone",
+                    "/d/e/f: place",
                 ],
             ),
             case(
@@ -879,6 +901,7 @@ fn pointers() {
                 &[
                     "/: links",
                     "/d: place",
+                    "/links: place",
                     "/lost+found: place",
                     "/many: place",
                     "/pipe: place",
@@ -899,12 +922,12 @@ fn links_in_inodes() {
             case(
                 "set_inode_field /d/inside flags 0x80000",
                 &["extent", "symlink", "entry-inode", "group-count", "state"],
-                &["-/d/inside"],
+                &["/d/inside: gone"],
             ),
             case(
                 "set_inode_field /d/inside flags 0",
                 &["block-range", "symlink", "entry-inode", "group-count", "state"],
-                &["-/d/inside"],
+                &["/d/inside: gone"],
             ),
             case("set_inode_field /d/fast flags 0x10000000", &["size", "state"], &[]),
             case("set_inode_field /d/fast flags 0x10080000", &["flags", "size", "state"], &[]),
