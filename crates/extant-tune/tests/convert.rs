@@ -70,6 +70,9 @@ fn conversions_and_their_reverse_leave_the_tree_and_please_both_checkers() {
                 assert_eq!(require!(e2fsck(&next, dir.path())), "", "{layout:?} {words} {plan:?}");
                 assert_eq!(seen(&next), before, "{layout:?} {words}");
                 assert_eq!(superblock(&next).features, plan.features, "{layout:?} {words}");
+                for (feature, on) in features(words).features {
+                    assert_eq!(plan.features.has(feature), on, "{layout:?} {words}: {feature}");
+                }
                 device = next;
                 done += 1;
             }
