@@ -109,6 +109,10 @@ fn sizes_and_names_change_and_please_both_checkers() {
             assert_eq!(problems(&next), [""; 0], "{layout:?} {request:?} {plan:?}");
             assert_eq!(require!(e2fsck(&next, dir.path())), "", "{layout:?} {request:?} {plan:?}");
             assert_eq!(seen(&next), before, "{layout:?} {request:?}");
+            let (was, is) = (superblock(&first), superblock(&next));
+            assert_eq!(is.uuid, request.uuid.unwrap_or(was.uuid), "{layout:?} {request:?}");
+            let inode_size = request.inode_size.unwrap_or(was.inode_size);
+            assert_eq!(is.inode_size, inode_size, "{layout:?} {request:?}");
         }
     }
 }
