@@ -268,7 +268,9 @@ impl Committer {
         let home = SUPERBLOCK_OFFSET / size as u64;
         let table = u64::from(self.stored.first_data_block) + 1;
         let spare = copies.is_empty().then(|| self.spare_descriptor(table)).transpose()?;
-        self.write_copies(copies)?;
+        if !sabotage("change.commit.copies-as-they-are") {
+            self.write_copies(copies)?;
+        }
         self.device.flush()?;
         if !sabotage("change.commit.not-hidden") {
             self.device.write_at(SUPERBLOCK_OFFSET, &self.stored.encode_in_change())?;

@@ -56,9 +56,14 @@ impl Checker<'_> {
         if !has_journal && self.base.sb.journal_inode.0 != 0 {
             self.problem(Problem::JournalState { why: "there is one, but the feature is off" });
         }
-        let has_reserve = self.base.sb.features.has_compat(Compat::RESIZE_INODE)
-            && self.base.sb.reserved_gdt_blocks != 0;
-        if has_reserve && self.known(Ino::RESIZE).is_none() {
+        let has_feature = self.base.sb.features.has_compat(Compat::RESIZE_INODE);
+        let has_reserve = self.base.sb.reserved_gdt_blocks != 0;
+        if has_reserve && !has_feature {
+            self.problem(Problem::ResizeInode {
+                what: "blocks are reserved, but the feature is off",
+            });
+        }
+        if has_reserve && has_feature && self.known(Ino::RESIZE).is_none() {
             self.problem(Problem::ResizeInode { what: "it is empty" });
         }
         let result = self.check_mmp();
@@ -331,6 +336,10 @@ impl Scan<'_, '_> {
     ) -> Result<(), CheckError> {
         let has_feature = self.sb.features.has_compat(Compat::RESIZE_INODE);
         let double = u64::from(field32(&inode.block, 13 * 4));
+        if has_feature && inode.links == 0 {
+            // Linux does not grow the file system then, and e2fsck makes it anew.
+            self.problem(Problem::ResizeInode { what: "it has no links" });
+        }
         if !has_feature {
             if inode.block.iter().any(|byte| *byte != 0) {
                 self.problem(Problem::ResizeInode { what: "the feature is off" });

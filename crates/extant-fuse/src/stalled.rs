@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use extant::MountOptions;
-use extant_block::{BlockDevice, DeviceError, Operation, Pending};
+use extant_block::Operation;
 use extant_sync::{Clock, SystemClock, threads};
 use extant_testkit::oracle::mke2fs;
-use extant_testkit::{require, skip};
+use extant_testkit::{Hooked, require, skip};
 
 use crate::events::{Events, Level};
 use crate::mount::{KernelOptions, open_and_mount, unmount};
@@ -22,47 +22,22 @@ const THREADS: usize = 4;
 /// Programs that read what is on the device alone.
 const READERS: usize = 6;
 
-/// A device whose reads stop for as long as a test likes.
-struct Stalling {
-    below: Box<dyn BlockDevice>,
+/// Reads of a device stop for as long as a test likes.
+#[derive(Default)]
+struct Stalls {
     stalls: AtomicBool,
     /// Number of reads that wait.
     waiting: AtomicUsize,
 }
 
-impl Stalling {
-    fn pass(&self) {
-        if self.stalls.load(Ordering::SeqCst) {
+impl Stalls {
+    fn before(&self, batch: &[Operation]) {
+        let reads = batch.iter().any(|operation| matches!(operation, Operation::Read { .. }));
+        if reads && self.stalls.load(Ordering::SeqCst) {
             self.waiting.fetch_add(1, Ordering::SeqCst);
             until("the device goes on", || !self.stalls.load(Ordering::SeqCst));
             self.waiting.fetch_sub(1, Ordering::SeqCst);
         }
-    }
-}
-
-impl BlockDevice for Stalling {
-    fn submit(&self, batch: Vec<Operation>) -> Pending {
-        if batch.iter().any(|operation| matches!(operation, Operation::Read { .. })) {
-            self.pass();
-        }
-        self.below.submit(batch)
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.below.size_bytes()
-    }
-
-    fn is_read_only(&self) -> bool {
-        false
-    }
-
-    fn describe(&self) -> Arc<str> {
-        self.below.describe()
-    }
-
-    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-        self.pass();
-        self.below.read_at(offset, out)
     }
 }
 
@@ -75,7 +50,7 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
 }
 
 /// Lets the device go on, also when the test fails.
-struct GoesOn<'d>(&'d Stalling, &'d Path);
+struct GoesOn<'d>(&'d Stalls, &'d Path);
 
 impl Drop for GoesOn<'_> {
     fn drop(&mut self) {
@@ -115,11 +90,8 @@ fn more_stalled_reads_than_threads_do_not_stop_a_mount() {
     }
     std::fs::write(source.join("known"), vec![7; 8192]).unwrap();
     require!(mke2fs(&image, "16M", &["-t", "ext4", "-d", source.to_str().unwrap()]));
-    let device = Arc::new(Stalling {
-        below: Box::new(extant_testkit::image::load(&image)),
-        stalls: AtomicBool::new(false),
-        waiting: AtomicUsize::new(0),
-    });
+    let below = extant_testkit::image::load(&image);
+    let device = Hooked::over(below, Stalls::default(), Stalls::before);
     let fs = MountOptions::new().read_only(false).open_shared(Arc::clone(&device) as _).unwrap();
     let settings = Settings {
         threads: THREADS,
@@ -131,7 +103,7 @@ fn more_stalled_reads_than_threads_do_not_stop_a_mount() {
     let connection = open_and_mount(&at, &KernelOptions::new("stalled")).unwrap();
     let session = Session::new(connection, Arc::new(SystemClock));
     threads::scope(|s| {
-        let goes_on = GoesOn(&device, &at);
+        let goes_on = GoesOn(&device.state, &at);
         let server =
             s.spawn("server", || serve_session(&session, None, fs, &settings, &ready)).unwrap();
         until("the mount is ready", || ready.0.load(Ordering::SeqCst));
@@ -142,7 +114,7 @@ fn more_stalled_reads_than_threads_do_not_stop_a_mount() {
         std::fs::write(at.join("known"), [8; 4096]).unwrap();
         // The bitmaps are known as well.
         std::fs::create_dir(at.join("first")).unwrap();
-        device.stalls.store(true, Ordering::SeqCst);
+        device.state.stalls.store(true, Ordering::SeqCst);
         let readers: Vec<_> = (0..READERS)
             .map(|number| {
                 let path = at.join(format!("{number}"));
@@ -150,7 +122,7 @@ fn more_stalled_reads_than_threads_do_not_stop_a_mount() {
             })
             .collect();
         // All threads of the server, and then those that took over.
-        until("every reader waits", || device.waiting.load(Ordering::SeqCst) == READERS);
+        until("every reader waits", || device.state.waiting.load(Ordering::SeqCst) == READERS);
         // Others go on: names are looked for, attributes and contents are changed and shown.
         assert!(std::fs::symlink_metadata(at.join("missing")).is_err());
         for round in 0..3u8 {
@@ -159,7 +131,7 @@ fn more_stalled_reads_than_threads_do_not_stop_a_mount() {
         }
         assert_eq!(std::fs::read(at.join("known")).unwrap(), [2; 4096]);
         assert_eq!(std::fs::read_dir(&at).unwrap().count(), READERS + 2 + 1 + 3);
-        assert_eq!(device.waiting.load(Ordering::SeqCst), READERS, "the device stands still");
+        assert_eq!(device.state.waiting.load(Ordering::SeqCst), READERS, "the device stands still");
         drop(goes_on);
         for (number, reader) in readers.into_iter().enumerate() {
             assert_eq!(reader.join().unwrap(), vec![number as u8 + 1; 8192]);

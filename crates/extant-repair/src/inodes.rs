@@ -27,8 +27,8 @@ pub(crate) fn fix(state: &mut State, ino: Ino, problems: &[Problem]) -> Fixed {
         return state.store(&record);
     }
     if is_short_link(&record) {
-        // The target is in the inode, and the flag of a map is wrong.
-        record.set_flag(InodeFlags::EXTENTS, false);
+        // The target is in the place of the map, and the flag that says otherwise is wrong.
+        record.set_flag(InodeFlags::EXTENTS | InodeFlags::INLINE_DATA, false);
         return state.store(&record);
     }
     for problem in problems {
@@ -100,13 +100,13 @@ pub(crate) fn fix(state: &mut State, ino: Ino, problems: &[Problem]) -> Fixed {
     state.store(&record)
 }
 
-/// Returns whether a symbolic link is marked as having an extent tree, and has its target in the
-/// place of the map.
+/// Returns whether a symbolic link is marked as having an extent tree or inline data, and has its target in the
+/// place of the map: that of a short link has neither.
 fn is_short_link(record: &Record) -> bool {
     let area = record.block_area();
     let size = record.size() as usize;
     record.kind() == Some(FileKind::Symlink)
-        && record.has(InodeFlags::EXTENTS)
+        && (record.has(InodeFlags::EXTENTS) || record.has(InodeFlags::INLINE_DATA))
         && !record.has(InodeFlags::ENCRYPT)
         && (1..60).contains(&size)
         && area.iter().position(|byte| *byte == 0) == Some(size)
@@ -125,7 +125,7 @@ fn fix_decoding(state: &State, record: &mut Record, source: &InodeError) {
 
 /// Returns whether the first block of a file begins like a directory: `.` refers to the inode
 /// itself.
-fn looks_like_directory(state: &State, record: &Record) -> Fixed<bool> {
+pub(crate) fn looks_like_directory(state: &State, record: &Record) -> Fixed<bool> {
     let area = record.block_area();
     if record.has(InodeFlags::INLINE_DATA) {
         return Ok(looks_like_inline_directory(state, record));

@@ -8,6 +8,7 @@ use extant_format::inode::{FileKind, InodeFlags, LINKS_MAX};
 
 use crate::dirs::{self, Kept, all_entries, inline_entries, layout_of};
 use crate::error::{Fixed, Trouble};
+use crate::inodes::looks_like_directory;
 use crate::state::State;
 use extant_format::record;
 
@@ -191,6 +192,10 @@ pub(crate) fn break_loop(state: &mut State, ino: Ino) -> Fixed {
 /// Makes the root directory anew.
 pub(crate) fn make_root(state: &mut State) -> Fixed {
     let mut record = state.load(Ino::ROOT)?;
+    if record.kind().is_some() && looks_like_directory(state, &record)? {
+        let mode = record.mode() & 0o7777;
+        record.put16(record::MODE, mode | FileKind::Directory.mode_bits());
+    }
     if record.is_dir() {
         record.put16(record::LINKS, record.links().max(2));
         record.put32(record::DTIME, 0);

@@ -419,7 +419,7 @@ impl Session<'_> {
             state.sb.state.insert(FsState::ERROR);
         }
         state.write_superblock().map_err(give_up)?;
-        if self.stale_backups {
+        if self.stale_backups && !sabotage("repair.session.copies-stay") {
             write_backups(&state).map_err(give_up)?;
         }
         Ok(())

@@ -307,7 +307,9 @@ pub(crate) fn fix_resize(state: &mut State) -> Fixed {
     let generation = record.generation();
     if !state.sb.features.has(Feature::RESIZE_INODE) {
         record.clear();
-        return state.store(&record);
+        state.store(&record)?;
+        state.sb.reserved_gdt_blocks = 0;
+        return state.write_superblock();
     }
     let old = u64::from(record::u32_at(&record.block_area(), 13 * 4));
     let reserved = u32::from(state.sb.reserved_gdt_blocks);

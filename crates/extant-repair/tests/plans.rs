@@ -293,3 +293,27 @@ fn a_clean_image_is_not_written() {
         );
     }
 }
+
+/// What another program finds by the copies is what this one has set right.
+#[test]
+fn copies_say_the_same_as_what_was_set_right() {
+    let dir = tempdir().unwrap();
+    let good = require!(sample(dir.path(), SETS[1]));
+    for damage in ["set_bg 1 inode_table 99999", "feature ^resize_inode", "clri <8>"] {
+        let path = dir.path().join("damaged.img");
+        let _removed = std::fs::remove_file(&path);
+        extant_testkit::image::save(&good, &path);
+        oracle::debugfs(&path, true, damage).unwrap();
+        let device = extant_testkit::image::load(&path);
+        // As they are when nobody has written them for a while.
+        for block in 0..2 {
+            device.write_at((8193 + block) * 1024, &[0xee; 1024]).unwrap();
+        }
+        repaired(&device).unwrap();
+        let path = dir.path().join("repaired.img");
+        let _removed = std::fs::remove_file(&path);
+        extant_testkit::image::save(&device, &path);
+        let said = oracle::e2fsck_as(&path, "-fn", &["-b", "8193", "-B", "1024"]).unwrap();
+        assert!(said.status == Some(0) && !said.text.contains("? no"), "{damage}: {}", said.text);
+    }
+}

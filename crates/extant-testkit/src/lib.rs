@@ -27,6 +27,7 @@
 pub mod compare;
 pub mod crash;
 mod ends;
+mod hooked;
 mod hurry;
 pub mod image;
 pub mod kernel;
@@ -45,6 +46,7 @@ pub mod zones;
 
 pub use compare::{CompareOptions, Difference, compare_trees};
 pub use ends::Ends;
+pub use hooked::Hooked;
 pub use hurry::HastyClock;
 pub use scratch::tempdir;
 pub use tempfile::TempDir;

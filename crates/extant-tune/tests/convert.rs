@@ -12,6 +12,7 @@ use extant_block::{
     BlockDevice, FaultDevice, FaultPlan, MemoryDevice, OperationKind, Record, RecordingDevice,
     SharedDevice, Survival,
 };
+use extant_change::Image;
 use extant_format::features::Feature;
 use extant_format::mmp::MmpState;
 use extant_format::superblock::{SUPERBLOCK_OFFSET, Superblock, SuperblockError};
@@ -69,6 +70,9 @@ fn conversions_and_their_reverse_leave_the_tree_and_please_both_checkers() {
                 assert_eq!(require!(e2fsck(&next, dir.path())), "", "{layout:?} {words} {plan:?}");
                 assert_eq!(seen(&next), before, "{layout:?} {words}");
                 assert_eq!(superblock(&next).features, plan.features, "{layout:?} {words}");
+                for (feature, on) in features(words).features {
+                    assert_eq!(plan.features.has(feature), on, "{layout:?} {words}: {feature}");
+                }
                 device = next;
                 done += 1;
             }
@@ -105,6 +109,10 @@ fn sizes_and_names_change_and_please_both_checkers() {
             assert_eq!(problems(&next), [""; 0], "{layout:?} {request:?} {plan:?}");
             assert_eq!(require!(e2fsck(&next, dir.path())), "", "{layout:?} {request:?} {plan:?}");
             assert_eq!(seen(&next), before, "{layout:?} {request:?}");
+            let (was, is) = (superblock(&first), superblock(&next));
+            assert_eq!(is.uuid, request.uuid.unwrap_or(was.uuid), "{layout:?} {request:?}");
+            let inode_size = request.inode_size.unwrap_or(was.inode_size);
+            assert_eq!(is.inode_size, inode_size, "{layout:?} {request:?}");
         }
     }
 }
@@ -273,6 +281,39 @@ fn while_inode_tables_move_nobody_takes_the_image_for_one_and_a_repair_puts_it_b
             assert_eq!(seen(&again), before, "{what}");
         }
         assert!(hidden > 1, "{hidden}");
+    }
+}
+
+/// After a cut, copies of superblock and descriptors are all that leads back to the old tables, and these were damaged.
+#[test]
+fn copies_that_are_no_good_are_made_good_before_the_superblock_is_hidden() {
+    let request = Request { inode_size: Some(512), now: 1_700_000_000, ..Request::default() };
+    for number in [1, 4] {
+        let dir = tempdir().unwrap();
+        let first = require!(made(dir.path(), LAYOUTS[number]));
+        let before = seen(&first);
+        let copies = Image::open(Arc::new(first.snapshot()), 0).unwrap().backups().unwrap();
+        assert!(!copies.is_empty(), "{:?}", LAYOUTS[number]);
+        for (offset, bytes) in copies {
+            first.write_at(offset, &vec![0; bytes.len()]).unwrap();
+        }
+        let (recording, _) = recorded(&first, &request);
+        // As soon as it is hidden, and before that is known to be durable.
+        let hidden = (0..=recording.len()).find(|at| {
+            let mut bytes = [0; 1024];
+            let cut = recording.image_at(*at, |_, _| Survival::Kept);
+            cut.read_at(SUPERBLOCK_OFFSET, &mut bytes).unwrap();
+            Superblock::decode(&bytes).is_err()
+        });
+        let hidden = hidden.expect("it is hidden");
+        let fate = |_, record: &Record| match record {
+            Record::Write { offset: SUPERBLOCK_OFFSET, .. } => Survival::Kept,
+            _ => Survival::Lost,
+        };
+        let cut = recording.image_at(hidden, fate);
+        let after = repaired(&cut, &format!("{:?}", LAYOUTS[number]));
+        assert_eq!(seen(&after), before, "{:?}", LAYOUTS[number]);
+        assert_eq!(superblock(&after).inode_size, 256, "{:?}", LAYOUTS[number]);
     }
 }
 

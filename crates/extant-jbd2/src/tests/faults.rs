@@ -157,7 +157,7 @@ fn a_failed_encoding_aborts() {
 
 #[test]
 fn j8_an_abort_while_a_transaction_is_written_keeps_it_from_counting() {
-    let hooked = Hooked::over(formatted(JournalChecksum::V3));
+    let hooked = hooked(formatted(JournalChecksum::V3));
     let device: SharedDevice = hooked.clone();
     let journal = open(&device, TestClient::plain());
     let block = TestBlock::new(3);
@@ -168,7 +168,7 @@ fn j8_an_abort_while_a_transaction_is_written_keeps_it_from_counting() {
             journal.abort(117, "found damage meanwhile");
         }
     };
-    assert!(hooked.hook.set(Box::new(abort)).is_ok());
+    assert!(hooked.state.set(Box::new(abort)).is_ok());
     let mut handle = journal.start(1).unwrap();
     handle.claim(&block).unwrap();
     block.set(2);

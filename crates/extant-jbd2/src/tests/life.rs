@@ -159,7 +159,7 @@ fn many_revokes_take_few_blocks_and_hide_every_copy() {
 #[test]
 fn a_change_made_while_committed_blocks_go_home_ends_a_rest_and_is_committed_by_a_close() {
     for closes in [false, true] {
-        let hooked = Hooked::over(formatted(JournalChecksum::V3));
+        let hooked = hooked(formatted(JournalChecksum::V3));
         let called = Arc::new(AtomicBool::new(false));
         let before = Arc::clone(&called);
         let device: SharedDevice = hooked.clone();
@@ -180,7 +180,7 @@ fn a_change_made_while_committed_blocks_go_home_ends_a_rest_and_is_committed_by_
             threads::scope(|scope| drop(scope.spawn("a late change", run).unwrap())).unwrap();
         };
         // The transaction is in the log: the next flush is that of the blocks that went home.
-        assert!(hooked.hook.set(Box::new(late)).is_ok());
+        assert!(hooked.state.set(Box::new(late)).is_ok());
         match closes {
             true => journal.close().unwrap(),
             false => {

@@ -20,11 +20,12 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, OnceLock};
 
 use extant_base::{BlockSize, FsBlock};
-use extant_block::{BlockDevice, MemoryDevice, Operation, OperationKind, Pending, SharedDevice};
+use extant_block::{BlockDevice, MemoryDevice, OperationKind, SharedDevice};
 use extant_format::jbd2::{
     JBD2_MAGIC, JournalChecksum, JournalCompat, JournalIncompat, JournalSuperblock,
 };
 use extant_sync::{FixedClock, Mutex, Rank};
+use extant_testkit::Hooked;
 
 use super::*;
 use crate::test_log::TestLog;
@@ -49,38 +50,16 @@ pub(super) fn runs() -> Vec<JournalRun> {
     vec![run(0, 28, 20), run(20, 0, 10), run(30, 10, 18)]
 }
 
-/// Calls a hook before each flush.
-struct Hooked {
-    below: Arc<MemoryDevice>,
-    hook: OnceLock<Box<dyn Fn() + Send + Sync>>,
-}
+type Hook = OnceLock<Box<dyn Fn() + Send + Sync>>;
 
-impl Hooked {
-    fn over(below: MemoryDevice) -> Arc<Hooked> {
-        Arc::new(Hooked { below: Arc::new(below), hook: OnceLock::new() })
-    }
-}
-
-impl BlockDevice for Hooked {
-    fn submit(&self, batch: Vec<Operation>) -> Pending {
+/// A device that calls what its state becomes before each flush.
+fn hooked(below: MemoryDevice) -> Arc<Hooked<MemoryDevice, Hook>> {
+    Hooked::over(below, OnceLock::new(), |hook, batch| {
         let is_flush = batch.iter().any(|operation| operation.kind() == OperationKind::Flush);
-        if let Some(hook) = self.hook.get().filter(|_| is_flush) {
+        if let Some(hook) = hook.get().filter(|_| is_flush) {
             hook();
         }
-        self.below.submit(batch)
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.below.size_bytes()
-    }
-
-    fn is_read_only(&self) -> bool {
-        false
-    }
-
-    fn describe(&self) -> Arc<str> {
-        "hooked".into()
-    }
+    })
 }
 
 /// A device with a clean journal, every other byte 0xee.

@@ -212,7 +212,11 @@ impl Session<'_> {
     fn fix_special(&mut self, state: &mut State, batch: &[Problem]) -> Result<(), RepairError> {
         for problem in batch {
             let result = match problem {
-                Problem::ResizeInode { .. } => special::fix_resize(state),
+                Problem::ResizeInode { .. } => {
+                    // Without the feature, the copies are not to say that blocks are reserved either.
+                    self.stale_backups |= !state.sb.features.has(Feature::RESIZE_INODE);
+                    special::fix_resize(state)
+                }
                 Problem::SpecialInode { field, ino, .. } => {
                     self.stale_backups |= *field != "the root";
                     special::fix_named(state, field, *ino)

@@ -10,12 +10,12 @@ use extant::{
 };
 use extant_base::Prng;
 use extant_block::{
-    BlockDevice, FaultDevice, FaultPlan, MemoryDevice, OperationKind, RecordingDevice,
+    BlockDevice, FaultDevice, FaultPlan, MemoryDevice, Operation, OperationKind, RecordingDevice,
     SharedDevice, Survival,
 };
 use extant_sync::{FixedClock, threads};
 use extant_testkit::oracle::{e2fsck, mke2fs};
-use extant_testkit::{Ends, image, require, tempdir};
+use extant_testkit::{Ends, Hooked, image, require, tempdir};
 
 const BLOCK: u64 = 4096;
 const EXT4: &[&str] = &["-t", "ext4", "-b", "4096"];
@@ -450,44 +450,28 @@ fn p41_readers_of_a_growing_file_never_see_zeros() {
     require!(run());
 }
 
-/// A device that counts what makes bytes durable.
-struct Counting {
-    below: MemoryDevice,
+/// What makes bytes durable.
+#[derive(Default)]
+struct Counts {
     flushes: AtomicU64,
     through: AtomicU64,
 }
 
-impl BlockDevice for Counting {
-    fn submit(&self, batch: Vec<extant_block::Operation>) -> extant_block::Pending {
-        for operation in &batch {
-            let is_flush = operation.kind() == OperationKind::Flush;
-            self.flushes.fetch_add(u64::from(is_flush), Ordering::Relaxed);
-            let through = matches!(operation, extant_block::Operation::Write { fua: true, .. });
-            self.through.fetch_add(u64::from(through), Ordering::Relaxed);
-        }
-        self.below.submit(batch)
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.below.size_bytes()
-    }
-
-    fn is_read_only(&self) -> bool {
-        false
-    }
-
-    fn describe(&self) -> Arc<str> {
-        "counting".into()
+fn count(counts: &Counts, batch: &[Operation]) {
+    for operation in batch {
+        let is_flush = operation.kind() == OperationKind::Flush;
+        counts.flushes.fetch_add(u64::from(is_flush), Ordering::Relaxed);
+        let through = matches!(operation, Operation::Write { fua: true, .. });
+        counts.through.fetch_add(u64::from(through), Ordering::Relaxed);
     }
 }
 
 #[test]
 fn synced_overwrites_go_through_the_devices_cache_and_flush_nothing() {
     let run = || {
-        let below = fresh(EXT4)?;
-        let device = Arc::new(Counting { below, flushes: 0.into(), through: 0.into() });
-        let counts =
-            || (device.flushes.load(Ordering::Relaxed), device.through.load(Ordering::Relaxed));
+        let device = Hooked::over(fresh(EXT4)?, Counts::default(), count);
+        let Counts { flushes, through } = &device.state;
+        let counts = || (flushes.load(Ordering::Relaxed), through.load(Ordering::Relaxed));
         let fs = mount(Arc::clone(&device) as SharedDevice);
         let file = with_blocks(&fs, 16);
         let (before, commits) = (counts(), fs.writer_stats().unwrap().journal.commits);

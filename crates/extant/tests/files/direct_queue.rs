@@ -12,47 +12,21 @@ use extant::{
 };
 use extant_base::Prng;
 use extant_block::{
-    BlockDevice, FaultDevice, FaultPlan, FileDevice, MemoryDevice, Operation, OperationKind,
-    Pending, RecordingDevice, SharedDevice, Survival,
+    FaultDevice, FaultPlan, FileDevice, MemoryDevice, OperationKind, RecordingDevice, SharedDevice,
+    Survival,
 };
 use extant_sync::{Mutex, Rank, threads};
 use extant_testkit::oracle::{e2fsck, mke2fs};
-use extant_testkit::{image, require, tempdir};
+use extant_testkit::{Hooked, image, require, tempdir};
 
 const BLOCK: u64 = 4096;
 
 type Hook = Box<dyn FnOnce() + Send>;
 
-/// Memory that remembers how much it was given at once, and lets a test in when a batch of writes comes.
-struct Watched {
-    below: MemoryDevice,
+/// How much memory was given at once, and who is let in when a batch of writes comes.
+struct Watch {
     longest: AtomicUsize,
     hook: Mutex<Option<Hook>>,
-}
-
-impl BlockDevice for Watched {
-    fn submit(&self, batch: Vec<Operation>) -> Pending {
-        if batch.len() > 1 {
-            let hook = self.hook.lock().take();
-            if let Some(hook) = hook {
-                hook();
-            }
-        }
-        self.longest.fetch_max(batch.len(), Ordering::Relaxed);
-        self.below.submit(batch)
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.below.size_bytes()
-    }
-
-    fn is_read_only(&self) -> bool {
-        false
-    }
-
-    fn describe(&self) -> Arc<str> {
-        "watched".into()
-    }
 }
 
 fn fresh() -> Result<MemoryDevice, String> {
@@ -62,9 +36,15 @@ fn fresh() -> Result<MemoryDevice, String> {
     Ok(image::load(&path))
 }
 
-fn watched() -> Result<Arc<Watched>, String> {
-    let (longest, hook) = (AtomicUsize::new(0), Mutex::new(Rank::Leaf, None));
-    Ok(Arc::new(Watched { below: fresh()?, longest, hook }))
+fn watched() -> Result<Arc<Hooked<MemoryDevice, Watch>>, String> {
+    let watch = Watch { longest: AtomicUsize::new(0), hook: Mutex::new(Rank::Leaf, None) };
+    Ok(Hooked::over(fresh()?, watch, |watch, batch| {
+        let hook = if batch.len() > 1 { watch.hook.lock().take() } else { None };
+        if let Some(hook) = hook {
+            hook();
+        }
+        watch.longest.fetch_max(batch.len(), Ordering::Relaxed);
+    }))
 }
 
 fn mount(device: SharedDevice) -> Fs {
@@ -122,7 +102,7 @@ fn a_batch_goes_to_the_device_together_without_handle_or_exclusive_lock() {
         let file = with_blocks(&fs, 512);
         let (before, handles) =
             (fs.io_stats().unwrap(), fs.writer_stats().unwrap().journal.handles);
-        device.longest.store(0, Ordering::Relaxed);
+        device.state.longest.store(0, Ordering::Relaxed);
         let mut queue = file.queue(&QueueOptions::default().depth(64));
         assert_eq!((queue.depth(), queue.engine()), (64, Engine::Portable));
         let batch = (0..512).map(|block| match block % 2 {
@@ -138,7 +118,7 @@ fn a_batch_goes_to_the_device_together_without_handle_or_exclusive_lock() {
             assert!(request.buffer.iter().all(|byte| *byte == value), "{block}");
         }
         let stats = fs.io_stats().unwrap();
-        assert_eq!(device.longest.load(Ordering::Relaxed), 64);
+        assert_eq!(device.state.longest.load(Ordering::Relaxed), 64);
         assert_eq!(stats.direct_queued - before.direct_queued, 512);
         assert_eq!(stats.direct_overwrites - before.direct_overwrites, 256);
         assert_eq!(alone(&stats), alone(&before));
@@ -177,7 +157,7 @@ fn a_stream_keeps_the_queue_full_and_hands_each_request_back_once() {
             DirectRequest { kind, offset: block * BLOCK, buffer }
         };
         let before = fs.io_stats().unwrap();
-        device.longest.store(0, Ordering::Relaxed);
+        device.state.longest.store(0, Ordering::Relaxed);
         let spare = RefCell::new(vec![AlignedBuffer::zeroed(BLOCK as usize); 16]);
         let (mut next, mut seen) = (0, vec![false; 2056]);
         queue.stream(
@@ -200,7 +180,7 @@ fn a_stream_keeps_the_queue_full_and_hands_each_request_back_once() {
         assert!(seen.iter().all(|seen| *seen));
         assert!(spare.borrow().len() < 64, "memory is used again: {}", spare.borrow().len());
         let stats = fs.io_stats().unwrap();
-        assert_eq!(device.longest.load(Ordering::Relaxed), 16);
+        assert_eq!(device.state.longest.load(Ordering::Relaxed), 16);
         assert_eq!(stats.direct_queued - before.direct_queued, 2056);
         assert_eq!(stats.direct_conversions - before.direct_conversions, 8);
         assert_eq!(alone(&stats), alone(&before));
@@ -343,7 +323,7 @@ fn p48_what_a_reader_caches_under_a_batch_is_not_kept() {
         let fs = mount(Arc::clone(&device) as SharedDevice);
         let file = with_blocks(&fs, 8);
         let reader = file.clone();
-        *device.hook.lock() = Some(Box::new(move || {
+        *device.state.hook.lock() = Some(Box::new(move || {
             threads::scope(|scope| {
                 let look = move || {
                     let mut out = [0; BLOCK as usize];
@@ -358,7 +338,7 @@ fn p48_what_a_reader_caches_under_a_batch_is_not_kept() {
         for done in queue.run((0..8).map(|block| write(block * BLOCK, BLOCK, 2)).collect()) {
             assert_eq!(done.result.unwrap(), BLOCK as usize);
         }
-        assert!(device.hook.lock().is_none());
+        assert!(device.state.hook.lock().is_none());
         drop(queue);
         assert!(fs.io_stats().unwrap().direct_alone_cached > 0);
         assert!(contents(&file).iter().all(|byte| *byte == 2), "through the cache");
@@ -380,7 +360,7 @@ fn p40_truncation_waits_for_a_batch_that_waits_for_nobody() {
         let file = with_blocks(&fs, 8);
         let (started, is_started) = threads::channel(1);
         let (go, may_go) = threads::channel(1);
-        *device.hook.lock() = Some(Box::new(move || {
+        *device.state.hook.lock() = Some(Box::new(move || {
             started.send(()).unwrap();
             may_go.recv().unwrap();
         }));
@@ -464,7 +444,7 @@ fn on_a_mount_for_reading_a_batch_goes_together_too() {
         let fs = MountOptions::new().open_shared(Arc::clone(&device) as SharedDevice).unwrap();
         let file = fs.resolve("/file").unwrap().direct().unwrap();
         let mut queue = file.queue(&QueueOptions::default());
-        device.longest.store(0, Ordering::Relaxed);
+        device.state.longest.store(0, Ordering::Relaxed);
         let mut batch: Vec<_> = (0..32).map(|block| read(block * BLOCK, BLOCK)).collect();
         // A hole, its end with the data behind it, past the end, misaligned, and a write.
         batch.extend([
@@ -474,7 +454,7 @@ fn on_a_mount_for_reading_a_batch_goes_together_too() {
         ]);
         batch.extend([read(1, BLOCK), write(0, BLOCK, 3)]);
         let done = queue.run(batch);
-        assert_eq!(device.longest.load(Ordering::Relaxed), 32);
+        assert_eq!(device.state.longest.load(Ordering::Relaxed), 32);
         for done in &done[..32] {
             assert_eq!(*done.result.as_ref().unwrap() as u64, BLOCK);
             assert!(done.request.buffer.iter().all(|byte| *byte == 1));
@@ -577,7 +557,7 @@ fn first_data_goes_to_the_device_together_and_takes_one_handle() {
         let file = preallocated(&fs, 128);
         let handles = || fs.writer_stats().unwrap().journal.handles;
         let before = handles();
-        device.longest.store(0, Ordering::Relaxed);
+        device.state.longest.store(0, Ordering::Relaxed);
         let mut queue = file.queue(&QueueOptions::default().depth(128));
         // Backwards, some of them over two blocks, and the last two twice.
         let mut batch: Vec<_> = (0..64)
@@ -588,7 +568,7 @@ fn first_data_goes_to_the_device_together_and_takes_one_handle() {
         for done in queue.run(batch) {
             assert_eq!(done.result.unwrap() as u64, done.request.buffer.len() as u64);
         }
-        assert_eq!(device.longest.load(Ordering::Relaxed), 66);
+        assert_eq!(device.state.longest.load(Ordering::Relaxed), 66);
         assert_eq!(handles() - before, 1);
         let stats = fs.io_stats().unwrap();
         assert_eq!((stats.direct_conversions, stats.direct_queued, alone(&stats)), (66, 66, 0));
@@ -709,7 +689,7 @@ fn p41_zeros_that_a_reader_caches_under_a_batch_of_first_data_are_not_kept() {
         let fs = mount(Arc::clone(&device) as SharedDevice);
         let file = preallocated(&fs, 8);
         let reader = file.clone();
-        *device.hook.lock() = Some(Box::new(move || {
+        *device.state.hook.lock() = Some(Box::new(move || {
             threads::scope(|scope| {
                 let look = move || {
                     // Twice: a hole is not kept by who looks once.
@@ -726,7 +706,7 @@ fn p41_zeros_that_a_reader_caches_under_a_batch_of_first_data_are_not_kept() {
         for done in queue.run((0..8).map(|block| write(block * BLOCK, BLOCK, 2)).collect()) {
             assert_eq!(done.result.unwrap(), BLOCK as usize);
         }
-        assert!(device.hook.lock().is_none());
+        assert!(device.state.hook.lock().is_none());
         drop(queue);
         assert!(fs.io_stats().unwrap().direct_alone_cached > 0);
         assert!(contents(&file).iter().all(|byte| *byte == 2), "through the cache");

@@ -14,7 +14,7 @@ use extant_sync::{Clock, SystemClock, threads};
 use extant_testkit::require;
 
 use crate::support::{
-    BLOCK, Stalling, cold, drain, file, finish, made, mount, read, submit, until, write,
+    BLOCK, cold, drain, file, finish, made, mount, read, stall, stalling, submit, until, write,
 };
 
 #[test]
@@ -52,19 +52,19 @@ fn nearly_every_small_write_is_done_by_the_thread_that_submits_it() {
 #[test]
 fn a_device_that_stalls_stops_no_submitter() {
     let memory = require!(made("64M"));
-    let device = Stalling::new(&memory);
+    let device = stalling(&memory);
     let fs = mount(Arc::clone(&device) as SharedDevice);
     let stored = cold(&fs, "stored", &[1; 16 * BLOCK]);
     let (warm, other) = (file(&fs, "warm"), file(&fs, "other"));
     warm.write_at(&[2; 4 * BLOCK], 0).unwrap();
     let ring = fs.ring(32).unwrap();
-    let stall = device.stall();
+    let stall = stall(&device);
     let start = SystemClock.monotonic();
     // In debug builds each of these panics if it waits for anything at all.
     assert!(submit(&ring, 1, &stored, read(0, BLOCK)).is_none());
     assert!(submit(&ring, 2, &stored, write(5, "in part")).is_none());
     assert!(submit(&ring, 3, &warm, Op::Sync).is_none());
-    until("the device is asked", || device.stalled.load(Ordering::Acquire) > 0);
+    until("the device is asked", || device.state.stalled.load(Ordering::Acquire) > 0);
     // Beside all that, what is in memory goes on.
     let mut inline = 0;
     while SystemClock.monotonic() - start < Duration::from_millis(500) {
@@ -89,11 +89,11 @@ fn a_device_that_stalls_stops_no_submitter() {
 #[test]
 fn a_write_waits_behind_those_before_it_and_a_sync_behind_them_all() {
     let memory = require!(made("64M"));
-    let device = Stalling::new(&memory);
+    let device = stalling(&memory);
     let fs = mount(Arc::clone(&device) as SharedDevice);
     let stored = cold(&fs, "stored", &[1; 4 * BLOCK]);
     let ring = fs.ring(16).unwrap();
-    let stall = device.stall();
+    let stall = stall(&device);
     // A part of a block that is not in memory; the next covers a whole one, which alone would be done at once.
     assert!(submit(&ring, 0, &stored, write(0, vec![2; 100])).is_none());
     assert!(submit(&ring, 1, &stored, write(0, vec![3; BLOCK])).is_none());
@@ -134,7 +134,7 @@ fn a_write_waits_behind_those_before_it_and_a_sync_behind_them_all() {
 #[test]
 fn memory_that_stays_the_callers_is_copied_for_workers_only_and_keeps_the_order() {
     let memory = require!(made("64M"));
-    let device = Stalling::new(&memory);
+    let device = stalling(&memory);
     let fs = mount(Arc::clone(&device) as SharedDevice);
     let (stored, warm) = (cold(&fs, "stored", &[1; 4 * BLOCK]), file(&fs, "warm"));
     let ring = fs.ring(4).unwrap();
@@ -142,7 +142,7 @@ fn memory_that_stays_the_callers_is_copied_for_workers_only_and_keeps_the_order(
     assert_eq!(ring.submit_write(0, &warm, b"warm", 3).unwrap().unwrap().unwrap(), 4);
     assert_eq!(ring.submit_read(1, &warm, &mut out, 0).unwrap().unwrap().unwrap(), 7);
     assert_eq!(&out, b"\0\0\0warm\0");
-    let stall = device.stall();
+    let stall = stall(&device);
     // The first waits for the device, the second for the first, though a whole block would not have to.
     let mut bytes = b"stored".to_vec();
     assert!(ring.submit_write(2, &stored, &bytes, 1).unwrap().is_none());
@@ -175,13 +175,13 @@ fn memory_that_stays_the_callers_is_copied_for_workers_only_and_keeps_the_order(
 #[test]
 fn a_full_ring_gives_the_operation_back_and_loses_none() {
     let memory = require!(made("64M"));
-    let device = Stalling::new(&memory);
+    let device = stalling(&memory);
     let fs = mount(Arc::clone(&device) as SharedDevice);
     let stored = cold(&fs, "stored", &[1; 64 * BLOCK]);
     assert!(matches!(fs.ring(0), Err(FsError::InvalidArgument { .. })));
     assert!(matches!(fs.ring(1 << 20), Err(FsError::InvalidArgument { .. })));
     let ring = fs.ring(4).unwrap();
-    let stall = device.stall();
+    let stall = stall(&device);
     for tag in 0..4 {
         assert!(submit(&ring, tag, &stored, write(tag * BLOCK as u64 + 1, vec![9; 5])).is_none());
     }
@@ -212,12 +212,12 @@ fn a_full_ring_gives_the_operation_back_and_loses_none() {
 #[test]
 fn a_ring_that_is_dropped_has_done_all_that_it_accepted() {
     let memory = require!(made("64M"));
-    let device = Stalling::new(&memory);
+    let device = stalling(&memory);
     let fs = mount(Arc::clone(&device) as SharedDevice);
     let files: Vec<Inode> = (0..6).map(|n| cold(&fs, &format!("f{n}"), &[1; 2 * BLOCK])).collect();
     fs.drop_cached();
     let ring = fs.ring(64).unwrap();
-    let stall = device.stall();
+    let stall = stall(&device);
     for round in 0..8u8 {
         for (at, file) in files.iter().enumerate() {
             let op = write(u64::from(round) * 10, vec![100 + round + at as u8; 15]);
@@ -226,7 +226,7 @@ fn a_ring_that_is_dropped_has_done_all_that_it_accepted() {
     }
     threads::scope(|s| {
         s.spawn("ender", || drop(ring)).unwrap();
-        until("a worker is at it", || device.stalled.load(Ordering::Acquire) > 0);
+        until("a worker is at it", || device.state.stalled.load(Ordering::Acquire) > 0);
         drop(stall);
     })
     .unwrap();
@@ -284,11 +284,11 @@ fn errors_come_with_the_result() {
 #[test]
 fn a_panic_is_for_who_takes_the_result_and_the_ring_goes_on() {
     let memory = require!(made("16M"));
-    let device = Stalling::new(&memory);
+    let device = stalling(&memory);
     let fs = mount(Arc::clone(&device) as SharedDevice);
     let stored = cold(&fs, "stored", &[1; 8 * BLOCK]);
     let ring = fs.ring(4).unwrap();
-    device.panics.store(true, Ordering::Release);
+    device.state.panics.store(true, Ordering::Release);
     assert!(submit(&ring, 1, &stored, read(0, 10)).is_none());
     let panic = catch_unwind(AssertUnwindSafe(|| ring.wait())).unwrap_err();
     assert_eq!(panic.downcast_ref(), Some(&"the driver is broken"));

@@ -13,7 +13,7 @@ use extant_block::SharedDevice;
 use extant_sync::{Condvar, Mutex, Rank, threads};
 use extant_testkit::require;
 
-use crate::support::{BLOCK, Stalling, cold, file, finish, made, mount, read, until, write};
+use crate::support::{BLOCK, cold, file, finish, made, mount, read, stall, stalling, until, write};
 
 /// Which of some futures were woken.
 struct Woken {
@@ -112,15 +112,15 @@ fn many_more_futures_than_the_ring_is_deep_are_all_done() {
 #[test]
 fn a_future_that_is_dropped_is_cancelled_if_it_has_not_begun_and_gives_its_turn_on() {
     let memory = require!(made("64M"));
-    let device = Stalling::new(&memory);
+    let device = stalling(&memory);
     let fs = mount(Arc::clone(&device) as SharedDevice);
     let stored = cold(&fs, "stored", &[1; 8 * BLOCK]);
     let ring = fs.ring(2).unwrap();
-    let stall = device.stall();
+    let stall = stall(&device);
     let run = |at: u64, text: &str| ring.run(&stored, write(at, text.as_bytes()));
     let (mut first, mut second) = (run(0, "1"), run(1, "2"));
     assert!(poll_once(&mut first).0.is_none() && poll_once(&mut second).0.is_none());
-    until("the first has begun", || device.stalled.load(Ordering::Acquire) > 0);
+    until("the first has begun", || device.state.stalled.load(Ordering::Acquire) > 0);
     // The ring is full: they wait for room, in this order.
     let (mut third, mut fourth, mut fifth) = (run(2, "3"), run(3, "4"), run(4, "5"));
     let (_, third_alarm) = poll_once(&mut third);
@@ -149,14 +149,14 @@ fn a_future_that_is_dropped_is_cancelled_if_it_has_not_begun_and_gives_its_turn_
 #[test]
 fn a_future_outlives_its_ring() {
     let memory = require!(made("64M"));
-    let device = Stalling::new(&memory);
+    let device = stalling(&memory);
     let fs = mount(Arc::clone(&device) as SharedDevice);
     let stored = cold(&fs, "stored", &[1; 8 * BLOCK]);
     let ring = fs.ring(1).unwrap();
     let (mut accepted, mut waits) =
         (ring.run(&stored, write(0, "1")), ring.run(&stored, write(1, "2")));
     let never_polled = ring.run(&stored, write(2, "3"));
-    let stall = device.stall();
+    let stall = stall(&device);
     assert!(poll_once(&mut accepted).0.is_none());
     let (done, alarm) = poll_once(&mut waits);
     assert!(done.is_none());

@@ -11,7 +11,7 @@ use extant_sync::threads;
 use extant_testkit::{Ends, require};
 
 use crate::support::{
-    BLOCK, Stalling, cold, drain, file, finish, made, mount, read, submit, write,
+    BLOCK, cold, drain, file, finish, made, mount, read, stall, stalling, submit, write,
 };
 
 fn one(ring: &Ring, inode: &Inode, op: Op) -> Completion {
@@ -123,12 +123,12 @@ fn p33_a_direct_write_over_two_extents_is_issued_once() {
 #[test]
 fn p34_a_write_does_not_overtake_one_that_was_punted() {
     let memory = require!(made("64M"));
-    let device = Stalling::new(&memory);
+    let device = stalling(&memory);
     let fs = mount(Arc::clone(&device) as SharedDevice);
     let ring = fs.ring(8).unwrap();
     for round in 0..20 {
         let stored = cold(&fs, &format!("f{round}"), &[1; 2 * BLOCK]);
-        let stall = device.stall();
+        let stall = stall(&device);
         assert!(submit(&ring, 1, &stored, write(10, "first ")).is_none());
         // A whole block needs nothing of the device.
         assert!(submit(&ring, 2, &stored, write(0, vec![2; BLOCK])).is_none());

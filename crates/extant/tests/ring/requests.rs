@@ -14,7 +14,7 @@ use extant_testkit::require;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::support::{
-    BLOCK, NEW, Stalling, cold, drain, file, finish, made, mount, read, submit, until, write,
+    BLOCK, NEW, cold, drain, file, finish, made, mount, read, stall, stalling, submit, until, write,
 };
 
 fn cancelled(done: &Completion) -> bool {
@@ -37,13 +37,13 @@ fn accepted(ring: &Ring, request: Request) -> Option<Completion> {
 #[test]
 fn a_chain_is_done_in_its_order_over_several_files() {
     let memory = require!(made("64M"));
-    let device = Stalling::new(&memory);
+    let device = stalling(&memory);
     let fs = mount(Arc::clone(&device) as SharedDevice);
     let root = fs.root().unwrap();
     fs.write("/config", "old").unwrap();
     let new = cold(&fs, "new", &[1; 2 * BLOCK]);
     let ring = fs.ring(8).unwrap();
-    let stall = device.stall();
+    let stall = stall(&device);
     // The first has to read a part of a block; each of the others could be done without it.
     let rename = Op::Rename {
         name: b"new".to_vec(),
@@ -63,7 +63,7 @@ fn a_chain_is_done_in_its_order_over_several_files() {
     assert!(done.is_empty(), "{done:?}");
     // Behind the chain, for it is a change of the same file (R1).
     assert!(submit(&ring, 5, &mark, Op::Append { bytes: b", later".to_vec() }).is_none());
-    until("the device is asked", || device.stalled.load(Ordering::Acquire) > 0);
+    until("the device is asked", || device.state.stalled.load(Ordering::Acquire) > 0);
     assert_eq!(fs.metadata("/config").unwrap().size, 3);
     assert_eq!(mark.metadata().size, 0);
     drop(stall);
@@ -92,7 +92,7 @@ fn a_chain_is_done_in_its_order_over_several_files() {
 #[test]
 fn a_chain_ends_with_the_first_that_does_not_do_all_it_was_asked() {
     let memory = require!(made("64M"));
-    let device = Stalling::new(&memory);
+    let device = stalling(&memory);
     let fs = mount(Arc::clone(&device) as SharedDevice);
     let (short, other) = (cold(&fs, "short", &[1; 100]), file(&fs, "other"));
     let ring = fs.ring(4).unwrap();
@@ -107,7 +107,7 @@ fn a_chain_ends_with_the_first_that_does_not_do_all_it_was_asked() {
     assert_eq!((busy.requests.len(), busy.depth), (6, 4));
     assert!(busy.to_string().contains("never fits a ring of depth 4"), "{busy}");
     // By workers: the read finds the end of the file.
-    let stall = device.stall();
+    let stall = stall(&device);
     assert!(ring.submit_chain(chain(101)).unwrap().is_empty());
     let busy = ring.submit_chain(chain(1)).unwrap_err();
     assert_eq!(busy.requests, chain(1));
@@ -131,7 +131,7 @@ fn a_chain_ends_with_the_first_that_does_not_do_all_it_was_asked() {
 #[test]
 fn a_drain_comes_after_all_before_it_and_before_all_after_it() {
     let memory = require!(made("64M"));
-    let device = Stalling::new(&memory);
+    let device = stalling(&memory);
     let fs = mount(Arc::clone(&device) as SharedDevice);
     let files: Vec<Inode> = (0..3).map(|n| cold(&fs, &format!("f{n}"), &[1; BLOCK])).collect();
     fs.drop_cached();
@@ -139,7 +139,7 @@ fn a_drain_comes_after_all_before_it_and_before_all_after_it() {
     let ring = fs.ring(16).unwrap();
     // Nothing is before it: at once, as anything else.
     assert!(accepted(&ring, Request::new(0, &warm, write(0, "a")).drain()).is_some());
-    let stall = device.stall();
+    let stall = stall(&device);
     for (tag, file) in files.iter().enumerate() {
         assert!(submit(&ring, tag as u64, file, read(0, 10)).is_none());
     }
@@ -161,13 +161,13 @@ fn a_drain_comes_after_all_before_it_and_before_all_after_it() {
 #[test]
 fn what_is_cancelled_never_happens_and_what_has_begun_ends() {
     let memory = require!(made("64M"));
-    let device = Stalling::new(&memory);
+    let device = stalling(&memory);
     let fs = mount(Arc::clone(&device) as SharedDevice);
     let stored = cold(&fs, "stored", &[1; 4 * BLOCK]);
     let ring = fs.ring(16).unwrap();
-    let stall = device.stall();
+    let stall = stall(&device);
     assert!(submit(&ring, 1, &stored, write(0, "1")).is_none());
-    until("it has begun", || device.stalled.load(Ordering::Acquire) > 0);
+    until("it has begun", || device.state.stalled.load(Ordering::Acquire) > 0);
     assert!(submit(&ring, 2, &stored, write(1, "2")).is_none());
     assert!(submit(&ring, 3, &stored, write(2, "3")).is_none());
     let chain = vec![
@@ -197,17 +197,17 @@ fn what_is_cancelled_never_happens_and_what_has_begun_ends() {
 #[test]
 fn what_was_begun_at_once_cannot_be_cancelled() {
     let memory = require!(made("64M"));
-    let device = Stalling::new(&memory);
+    let device = stalling(&memory);
     let fs = mount(Arc::clone(&device) as SharedDevice);
     let others: Vec<Inode> = (0..8).map(|n| cold(&fs, &format!("f{n}"), &[1; BLOCK])).collect();
     let stored = cold(&fs, "stored", &[1; 4 * BLOCK]);
     let ring = fs.ring(16).unwrap();
-    let stall = device.stall();
+    let stall = stall(&device);
     // Nobody is left who could go on with the next one, of which two blocks are written at once.
     for (tag, other) in others.iter().enumerate() {
         assert!(submit(&ring, tag as u64, other, write(0, "x")).is_none());
     }
-    until("all are stuck", || device.stalled.load(Ordering::Acquire) >= 8);
+    until("all are stuck", || device.state.stalled.load(Ordering::Acquire) >= 8);
     let bytes = vec![2; 2 * BLOCK + 100];
     let soon = Duration::from_millis(1);
     assert!(accepted(&ring, Request::new(8, &stored, write(0, bytes)).timeout(soon)).is_none());
@@ -227,16 +227,16 @@ fn what_was_begun_at_once_cannot_be_cancelled() {
 #[test]
 fn what_has_not_begun_in_time_is_cancelled_even_when_every_worker_is_stuck() {
     let memory = require!(made("64M"));
-    let device = Stalling::new(&memory);
+    let device = stalling(&memory);
     let fs = mount(Arc::clone(&device) as SharedDevice);
     let files: Vec<Inode> = (0..12).map(|n| cold(&fs, &format!("f{n}"), &[1; BLOCK])).collect();
     fs.drop_cached();
     let ring = fs.ring(32).unwrap();
-    let stall = device.stall();
+    let stall = stall(&device);
     for (tag, file) in files.iter().enumerate() {
         assert!(submit(&ring, tag as u64, file, read(0, 10)).is_none());
     }
-    until("all workers are stuck", || device.stalled.load(Ordering::Acquire) >= 9);
+    until("all workers are stuck", || device.state.stalled.load(Ordering::Acquire) >= 9);
     let start = SystemClock.monotonic();
     for (tag, time) in [(20, 40), (21, 20), (22, 3_600_000)] {
         let request = Request::new(tag, &files[0], write(0, "late"));
@@ -378,7 +378,7 @@ fn several_buffers_are_one_after_the_other_also_when_a_worker_goes_on_in_the_mid
 #[test]
 fn direct_operations_go_to_the_device_together_and_their_memory_comes_back() {
     let memory = require!(made("64M"));
-    let device = Stalling::new(&memory);
+    let device = stalling(&memory);
     let fs = mount(Arc::clone(&device) as SharedDevice);
     let stored = cold(&fs, "stored", &[1; 80 * BLOCK]);
     let ring = fs.ring(256).unwrap();
@@ -433,7 +433,7 @@ fn direct_operations_go_to_the_device_together_and_their_memory_comes_back() {
 #[test]
 fn a_descriptor_tells_of_results_until_they_are_taken() {
     let memory = require!(made("16M"));
-    let device = Stalling::new(&memory);
+    let device = stalling(&memory);
     let fs = mount(Arc::clone(&device) as SharedDevice);
     let stored = cold(&fs, "stored", &[1; 4 * BLOCK]);
     let ring = fs.ring(8).unwrap();
@@ -455,7 +455,7 @@ fn a_descriptor_tells_of_results_until_they_are_taken() {
     assert!(ring.poll().is_none() && !is_readable(0));
     for _ in 0..3 {
         fs.drop_cached();
-        let stall = device.stall();
+        let stall = stall(&device);
         assert!(submit(&ring, 1, &stored, read(0, 5)).is_none());
         assert!(submit(&ring, 2, &stored, read(BLOCK as u64, 5)).is_none());
         assert!(falls_silent(2));

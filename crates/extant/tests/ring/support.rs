@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use extant::ring::{Completion, Op, Ring};
 use extant::{Fs, Inode, MountOptions, NewInode};
-use extant_block::{BlockDevice, DeviceError, MemoryDevice, Operation, Pending, SharedDevice};
+use extant_block::{MemoryDevice, SharedDevice};
 use extant_sync::{Clock, FixedClock, SystemClock};
 use extant_testkit::oracle::{e2fsck, mke2fs};
-use extant_testkit::{image, tempdir};
+use extant_testkit::{Hooked, image, tempdir};
 
 pub(crate) const NEW: NewInode = NewInode { permissions: 0o644, uid: 0, gid: 0 };
 pub(crate) const BLOCK: usize = 4096;
@@ -17,8 +17,10 @@ pub(crate) const BLOCK: usize = 4096;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A device that stops while it is told to.
-pub(crate) struct Stalling {
-    below: Arc<MemoryDevice>,
+pub(crate) type Stalling = Hooked<Arc<MemoryDevice>, Stalls>;
+
+#[derive(Default)]
+pub(crate) struct Stalls {
     stalls: AtomicBool,
     /// Operations that have had to wait.
     pub(crate) stalled: AtomicU64,
@@ -26,18 +28,7 @@ pub(crate) struct Stalling {
     pub(crate) panics: AtomicBool,
 }
 
-impl Stalling {
-    pub(crate) fn new(below: &Arc<MemoryDevice>) -> Arc<Stalling> {
-        let (stalls, panics) = (AtomicBool::new(false), AtomicBool::new(false));
-        Arc::new(Stalling { below: Arc::clone(below), stalls, stalled: AtomicU64::new(0), panics })
-    }
-
-    /// Until what is returned is dropped, also by a test that fails: rings wait for what they accepted.
-    pub(crate) fn stall(self: &Arc<Self>) -> Stall {
-        self.stalls.store(true, Ordering::Release);
-        Stall(Arc::clone(self))
-    }
-
+impl Stalls {
     fn pass(&self) {
         assert!(!self.panics.swap(false, Ordering::AcqRel), "the driver is broken");
         if !self.stalls.load(Ordering::Acquire) {
@@ -48,45 +39,22 @@ impl Stalling {
     }
 }
 
+pub(crate) fn stalling(below: &Arc<MemoryDevice>) -> Arc<Stalling> {
+    Hooked::over(Arc::clone(below), Stalls::default(), |stalls, _| stalls.pass())
+}
+
+/// Until what is returned is dropped, also by a test that fails: rings wait for what they accepted.
+pub(crate) fn stall(device: &Arc<Stalling>) -> Stall {
+    device.state.stalls.store(true, Ordering::Release);
+    Stall(Arc::clone(device))
+}
+
 #[must_use]
 pub(crate) struct Stall(Arc<Stalling>);
 
 impl Drop for Stall {
     fn drop(&mut self) {
-        self.0.stalls.store(false, Ordering::Release);
-    }
-}
-
-impl BlockDevice for Stalling {
-    fn submit(&self, batch: Vec<Operation>) -> Pending {
-        self.pass();
-        self.below.submit(batch)
-    }
-
-    fn size_bytes(&self) -> u64 {
-        self.below.size_bytes()
-    }
-
-    fn is_read_only(&self) -> bool {
-        false
-    }
-
-    fn describe(&self) -> Arc<str> {
-        self.below.describe()
-    }
-
-    fn write_vectored_at(
-        &self,
-        offset: u64,
-        parts: &[std::io::IoSlice<'_>],
-    ) -> Result<(), DeviceError> {
-        self.pass();
-        self.below.write_vectored_at(offset, parts)
-    }
-
-    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-        self.pass();
-        self.below.read_at(offset, out)
+        self.0.state.stalls.store(false, Ordering::Release);
     }
 }
 
