@@ -421,14 +421,8 @@ impl<'s> DirScan<'s, '_> {
         } else {
             walk.dotdot = found;
         }
-        if is_named && walk.layout.filetype && entry.file_type != FileType::Directory {
-            self.problem(Problem::EntryType {
-                dir,
-                name: name.to_owned(),
-                ino: entry.ino,
-                found: entry.file_type,
-                wanted: FileType::Directory,
-            });
+        if is_named {
+            self.check_type(walk, entry, FileType::Directory);
         }
     }
 
@@ -506,10 +500,24 @@ impl<'s> DirScan<'s, '_> {
             let why = "which holds an attribute's value";
             self.problem(Problem::EntryInode { dir, name: name(), ino, why });
         }
-        let (found, wanted) = (entry.file_type, FileType::from_mode(mode));
-        if walk.layout.filetype && found != wanted {
-            self.problem(Problem::EntryType { dir, name: name(), ino, found, wanted });
+        self.check_type(walk, entry, FileType::from_mode(mode));
+    }
+
+    /// Checks that an entry says what its inode is, where entries say that; elsewhere, that it says nothing.
+    fn check_type(&mut self, walk: &Walk, entry: &DirEntry<'_>, wanted: FileType) {
+        let is_right = match walk.layout.filetype {
+            true => entry.file_type == wanted,
+            false => entry.stored_type == 0,
+        };
+        if is_right {
+            return;
         }
+        let (dir, ino, name) = (walk.dir, entry.ino, text(entry.name));
+        let (found, wanted) = match walk.layout.filetype {
+            true => (entry.file_type, wanted),
+            false => (FileType::from_raw(entry.stored_type), FileType::Unknown),
+        };
+        self.problem(Problem::EntryType { dir, name, ino, found, wanted });
     }
 
     /// The inode in use that an entry leads to.

@@ -133,7 +133,7 @@ impl FileType {
 pub struct DirLayout {
     /// Size of a block.
     pub block_size: BlockSize,
-    /// Feature `filetype`: byte 7 of an entry is a type, not the upper half of the name's length.
+    /// Feature `filetype`: byte 7 of an entry is a type, and nothing without it.
     pub filetype: bool,
     /// Feature `metadata_csum`: blocks end with a checksum.
     pub checksum: bool,
@@ -174,8 +174,11 @@ pub struct DirEntry<'a> {
     pub ino: Ino,
     /// The name as stored; any bytes. Free space may still show an old name.
     pub name: &'a [u8],
-    /// What the entry says about the inode.
+    /// What the entry says about the inode; [`FileType::Unknown`] without the feature `filetype`.
     pub file_type: FileType,
+    /// Byte 7 as stored. Without the feature `filetype` it is 0, or a type from when the file
+    /// system had the feature.
+    pub stored_type: u8,
     /// Bytes of the entry, with the unused room behind its name.
     pub rec_len: u32,
     /// Where the entry starts, from the start of the block (or of the inline area).
@@ -334,22 +337,9 @@ pub fn decode_entry(area: &[u8], at: usize, layout: DirLayout) -> Result<DirEntr
     };
     let [i0, i1, i2, i3, r0, r1, name_len, kind] = *header;
     let rec_len = decode_rec_len(u16::from_le_bytes([r0, r1]), layout.block_size);
-    let name_len = if layout.filetype {
-        usize::from(name_len)
-    } else {
-        usize::from(u16::from_le_bytes([name_len, kind]))
-    };
-    if name_len > NAME_MAX {
-        // The tail has a name of length 0 and a "type"; without `filetype` that is a long name.
-        let is_tail = kind == TAIL_FILE_TYPE
-            && rest.len() == TAIL_BYTES
-            && [i0, i1, i2, i3] == [0; 4]
-            && name_len & 0xff == 0;
-        if !is_tail {
-            return Err(DirFault::NameLength { offset, name_len: le::narrow(name_len) });
-        }
-    }
-    let name_len = name_len & 0xff;
+    // Of eight bits with `filetype` and without: what is above them without it is passed over by
+    // Linux, and there where the feature was taken from a file system that had it.
+    let name_len = usize::from(name_len);
     let size = le::index(rec_len);
     let ino = Ino(u32::from_le_bytes([i0, i1, i2, i3]));
     let used_by_name = DirLayout::dots_need(name_len);
@@ -375,7 +365,7 @@ pub fn decode_entry(area: &[u8], at: usize, layout: DirLayout) -> Result<DirEntr
         hash = Some(NameHash { major, minor });
     }
     let file_type = if layout.filetype { FileType::from_raw(kind) } else { FileType::Unknown };
-    Ok(DirEntry { ino, name, file_type, rec_len, offset, hash })
+    Ok(DirEntry { ino, name, file_type, stored_type: kind, rec_len, offset, hash })
 }
 
 /// Returns whether `name` is `.` or `..`.

@@ -163,6 +163,8 @@ pub(crate) fn salvage(area: &[u8], layout: DirLayout, inodes: u32) -> (Vec<Kept>
         match decode_entry(area, at, layout) {
             Ok(entry) => {
                 if entry.is_used() {
+                    // A type where none is to be stored goes when the block is written again.
+                    is_right &= layout.filetype || entry.stored_type == 0;
                     found.push(Kept {
                         ino: entry.ino,
                         name: entry.name.to_vec(),

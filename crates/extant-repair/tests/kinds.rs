@@ -669,6 +669,7 @@ fn whole_file_system() {
                 &["/d/file8: user.first", "/d/file6: user.large"],
             ),
             case("feature ^dir_index", &["flags", "state"], &[]),
+            case("feature ^filetype", &["entry-type", "block-bitmap", "group-count", "state"], &[]),
             case("feature ^extent", &["flags", "state"], &[]),
             case(
                 "feature ^has_journal",
@@ -684,6 +685,11 @@ fn quotas_and_what_lies_in_inodes() {
     run(
         SETS[3],
         &[
+            case(
+                "feature ^filetype",
+                &["entry-type", "quota-usage", "block-bitmap", "group-count", "state"],
+                &[],
+            ),
             case("clri <3>", &["special-inode", "block-bitmap", "state"], &[]),
             case("clri <4>", &["special-inode", "block-bitmap", "state"], &[]),
             case("zap_block -f <3> 1", &["quota-usage", "block-bitmap", "state"], &[]),
@@ -827,6 +833,7 @@ fn orphan_files() {
     run(
         SETS[6],
         &[
+            case("feature ^filetype", &["entry-type", "block-bitmap", "state"], &[]),
             case(
                 "set_super_value orphan_file_inum 0",
                 &["special-inode", "unreachable", "block-bitmap", "group-count", "state"],

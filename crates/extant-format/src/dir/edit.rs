@@ -136,9 +136,9 @@ pub fn set_target(
     let (true, Some(header)) = (is_there, place) else {
         return Err(DirFault::NoEntry { offset });
     };
-    let [_, _, _, _, r0, r1, name_len, kind] = *header;
+    let [_, _, _, _, r0, r1, name_len, _] = *header;
     let [i0, i1, i2, i3] = ino.0.to_le_bytes();
-    let kind = if layout.filetype { file_type.raw() } else { kind };
+    let kind = if layout.filetype { file_type.raw() } else { 0 };
     *header = [i0, i1, i2, i3, r0, r1, name_len, kind];
     Ok(())
 }

@@ -306,10 +306,8 @@ pub fn set_target_at(
     let no_entry = DirFault::NoEntry { offset: hit.offset };
     let at = le::index(hit.offset);
     le::put(area, at, &ino.0.to_le_bytes()).ok_or(no_entry)?;
-    if layout.filetype {
-        le::put(area, at.saturating_add(7), &[file_type.raw()]).ok_or(no_entry)?;
-    }
-    Ok(())
+    let kind = if layout.filetype { file_type.raw() } else { 0 };
+    le::put(area, at.saturating_add(7), &[kind]).ok_or(no_entry)
 }
 
 /// The length of the record of a hit that is still there.

@@ -382,8 +382,8 @@ impl ReadDir {
             let Item { cookie, entry, .. } = item;
             let OwnedEntry { name, ino, file_type, hash, block } = entry;
             let name = &*name;
-            let (rec_len, offset) = (0, 0);
-            let entry = dir::DirEntry { ino, name, file_type, rec_len, offset, hash };
+            let (rec_len, offset, stored_type) = (0, 0, file_type.raw());
+            let entry = dir::DirEntry { ino, name, file_type, stored_type, rec_len, offset, hash };
             return Some(self.accept(&entry, block, cookie));
         }
         if let Some(damage) = live.damage.take() {

@@ -150,6 +150,39 @@ fn indexes_of_all_hash_versions_find_every_name() {
     }
 }
 
+/// Goal: names stay whole in a file system from which the feature `filetype` was taken, as tune2fs
+/// does, which leaves the types to e2fsck.
+#[test]
+fn types_that_are_none_any_more_are_not_part_of_names() {
+    let dir = work_dir();
+    let source = dir.path().join("source");
+    std::fs::create_dir_all(source.join("below")).expect("a new directory");
+    for name in ["file", "below/other"] {
+        std::fs::write(source.join(name), name).expect("a new file");
+    }
+    for features in ["^has_journal", "^has_journal,inline_data", "^has_journal,^metadata_csum"] {
+        let image = dir.path().join("untyped.img");
+        let path = source.to_str().expect("a plain path");
+        require!(mke2fs(&image, "8M", &["-t", "ext4", "-O", features, "-d", path]));
+        require!(extant_testkit::oracle::debugfs(&image, true, "feature ^filetype\n"));
+        let fs = open(&image);
+        for name in ["/file", "/below/other"] {
+            let file = fs.resolve(name).unwrap_or_else(|error| panic!("{features}: {error}"));
+            assert_eq!(file.read_all().expect("contents"), name.trim_start_matches('/').as_bytes());
+        }
+        let root = fs.root().expect("the root");
+        let entries = root.read_dir().expect("a listing").map(|entry| entry.expect("an entry"));
+        let named = entries.filter(|entry| !entry.name().starts_with(b"."));
+        let mut names: Vec<_> = named
+            .map(|entry| (String::from_utf8_lossy(entry.name()).into_owned(), entry.kind()))
+            .collect();
+        names.sort_by(|one, other| one.0.cmp(&other.0));
+        let wanted = ["below", "file", "lost+found"].map(|name| (name.to_owned(), None));
+        assert_eq!(names, wanted, "{features}");
+        std::fs::remove_file(&image).expect("the image");
+    }
+}
+
 /// Goal: a case-folding directory finds every spelling, with and without an index.
 #[test]
 fn casefold_directories_find_every_spelling() {
