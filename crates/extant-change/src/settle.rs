@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use extant::{FsError, MountOptions};
+use extant::{Family, FsError, JournalReadError, MountOptions, RecoveryError};
 use extant_block::SharedDevice;
 use extant_format::features::Feature;
 use extant_format::superblock::Superblock;
@@ -12,12 +12,27 @@ use crate::error::{ChangeError, Result};
 use crate::guard::{Tell, waits_of_mount};
 use crate::image::superblock;
 
+/// What kept the journal from being replayed. A device that fails says nothing about the image, so that it is
+/// not to be repaired.
 fn replay(error: impl Into<FsError>) -> ChangeError {
     match error.into() {
         FsError::InUse { by } => ChangeError::InUse { why: by.to_string() },
         error @ FsError::JournalDeviceMissing { .. } => {
             ChangeError::JournalDevice { why: error.to_string() }
         }
+        FsError::Device(error) | FsError::DeviceFull(error) => ChangeError::Device(error),
+        FsError::Journal(error) => match *error {
+            RecoveryError::Write(error)
+            | RecoveryError::Read(JournalReadError::Device { source: error, .. }) => {
+                ChangeError::Device(error)
+            }
+            other => ChangeError::Replay(FsError::Journal(Box::new(other)).to_string()),
+        },
+        // The number is that of the cause: EBADMSG and EUCLEAN are damage, ENOSPC is a full disk below.
+        error @ FsError::Aborted { errno: 74 | 117, .. } => ChangeError::Replay(error.to_string()),
+        FsError::Aborted { errno: 28, why } => ChangeError::JournalFull(why.into()),
+        FsError::Aborted { why, .. } => ChangeError::Journal(why.into()),
+        error if error.family() == Family::Device => ChangeError::Journal(error.to_string()),
         other => ChangeError::Replay(other.to_string()),
     }
 }

@@ -638,8 +638,13 @@ impl FsError {
         }
     }
 
+    /// Converts an error of the replay. The lack of space for what it writes is one of the device, as with
+    /// every other write.
     pub(crate) fn journal(error: RecoveryError) -> FsError {
-        FsError::Journal(Box::new(error))
+        match error {
+            RecoveryError::Write(error) if error.is_full() => FsError::DeviceFull(error),
+            other => FsError::Journal(Box::new(other)),
+        }
     }
 
     pub(crate) fn journal_device(error: ExternalJournalError) -> FsError {
@@ -862,7 +867,9 @@ impl StdError for FsError {
 /// refusal.
 fn journal_family(error: &RecoveryError) -> Family {
     match error {
-        RecoveryError::Read(JournalReadError::Device { .. }) => Family::Device,
+        RecoveryError::Read(JournalReadError::Device { .. }) | RecoveryError::Write(_) => {
+            Family::Device
+        }
         RecoveryError::Superblock(JournalFault::UnknownFeatures { .. })
         | RecoveryError::FastCommitFeatures { .. } => Family::Refusal,
         _ => Family::Damage,

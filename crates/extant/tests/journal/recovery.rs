@@ -7,7 +7,10 @@ use std::sync::Arc;
 use crate::common;
 use crate::patch;
 use extant::{Family, Fault, Fs, FsError, GroupIndex, MountOptions, NewInode};
-use extant_block::{BlockDevice, FileDevice, MemoryDevice, Record, RecordingDevice, SharedDevice};
+use extant_block::{
+    BlockDevice, FaultDevice, FaultPlan, FileDevice, MemoryDevice, OperationKind, Record,
+    RecordingDevice, SharedDevice,
+};
 use extant_format::inode::InodeFlags;
 use extant_jbd2::{ExternalJournal, ExternalJournalError};
 use extant_sync::FixedClock;
@@ -126,6 +129,40 @@ fn assert_untouched(what: &str, device: &RecordingDevice) {
     let changed: Vec<_> = changed.map(|record| record.range()).collect();
     assert!(changed.is_empty(), "{what}: written: {changed:?}");
     assert!(!device.records().iter().any(|record| matches!(record, Record::Write { .. })));
+}
+
+#[test]
+fn a_device_that_fails_during_a_replay_is_no_damage() {
+    let (dir, image) = require!(make(&["-t", "ext4", "-J", "size=1"]));
+    let data = dir.path().join("data");
+    std::fs::write(&data, [0xd7; 2048]).unwrap();
+    let script = THREE_TRANSACTIONS.replace("DATA", data.to_str().unwrap());
+    require!(debugfs(&image, true, &script));
+    let whole = extant_testkit::image::load(&image);
+    for (kind, errno) in [
+        (OperationKind::Read, 5),
+        (OperationKind::Write, 5),
+        (OperationKind::Write, 28),
+        (OperationKind::Flush, 5),
+        (OperationKind::Flush, 28),
+    ] {
+        let mut refused = 0;
+        for number in 0.. {
+            assert!(number < 500, "{kind:?}: the replay never ends");
+            let below = Arc::new(whole.snapshot());
+            let exactly = vec![(kind, number, u64::MAX / 2)];
+            // Half a superblock has a wrong checksum, whoever writes it.
+            let plan = FaultPlan { exactly, errno, whole: 1024..2048, ..FaultPlan::default() };
+            let device = FaultDevice::new(Arc::clone(&below), plan);
+            let Err(error) = open(Arc::new(device), true) else { break };
+            refused += 1;
+            let what = format!("{kind:?} {number}, errno {errno}: {error}");
+            assert_eq!(error.family(), Family::Device, "{what}");
+            assert_eq!(error.errno(), errno, "{what}");
+            open(below, true).unwrap_or_else(|error| panic!("{what}; then {error}"));
+        }
+        assert!(refused >= 2, "{kind:?}: {refused}");
+    }
 }
 
 #[test]
