@@ -60,7 +60,11 @@ pub(crate) struct Frames {
     pages: u32,
 }
 
-/// A frame; at most 48 bytes for each 4 KiB: 1.2 percent.
+/// A frame; 32 bytes for each 4 KiB: 0.8 percent.
+///
+/// None lies in two lines of a processor's cache: to look for a folio is to wait for one line that
+/// is in no cache, and would be for two.
+#[repr(align(32))]
 struct Frame {
     identity: Identity,
     lock: Mutex<()>,
