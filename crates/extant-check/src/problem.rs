@@ -530,8 +530,8 @@ pub enum Problem {
         /// Why not.
         why: &'static str,
     },
-    /// The type in an entry is not the inode's.
-    #[error("directory {dir}: entry {name:?} says {found:?}, inode {ino} is {wanted:?}")]
+    /// The type in an entry is not the inode's, or there is one without the feature `filetype`.
+    #[error("directory {dir}: entry {name:?} says {found:?}, {}", type_of(.ino, .wanted))]
     EntryType {
         /// The directory.
         dir: Ino,
@@ -541,7 +541,7 @@ pub enum Problem {
         ino: Ino,
         /// In the entry.
         found: FileType,
-        /// Of the inode.
+        /// Of the inode; `Unknown` where entries have no types.
         wanted: FileType,
     },
     /// A second name of a directory.
@@ -702,4 +702,12 @@ pub enum Problem {
 
 fn used(marked: bool) -> &'static str {
     if marked { "marked but not in use" } else { "in use but not marked" }
+}
+
+/// What an entry should say about inode `ino`.
+fn type_of(ino: &Ino, wanted: &FileType) -> String {
+    match wanted {
+        FileType::Unknown => "and entries have no types without the feature filetype".to_owned(),
+        wanted => format!("inode {ino} is {wanted:?}"),
+    }
 }
