@@ -53,6 +53,7 @@ mod meet;
 mod names;
 mod part;
 mod piece;
+mod plain;
 mod problem;
 mod records;
 mod report;

@@ -5,6 +5,7 @@ use std::ops::Range;
 use extant_base::{BlockSize, GroupIndex, Ino};
 use extant_format::bitmap::BitmapRef;
 use extant_format::group::{GroupChecksum, GroupDescriptor, GroupFlags};
+use extant_format::inode::FileKind;
 
 use crate::base::Base;
 use crate::inodes::Outside;
@@ -200,12 +201,31 @@ impl Scan<'_, '_> {
                 if index >= chunk.scanned {
                     return Ok(());
                 }
-                let is_marked = !bitmap.is_empty() && BitmapRef::new(bitmap).get(index);
-                self.check_record(Ino(ino), record, Outside { is_marked, is_sound })?;
+                if !self.take_plain(Ino(ino), record, is_sound) {
+                    let is_marked = !bitmap.is_empty() && BitmapRef::new(bitmap).get(index);
+                    self.check_record(Ino(ino), record, Outside { is_marked, is_sound })?;
+                }
                 index = index.saturating_add(1);
             }
         }
         Ok(())
+    }
+}
+
+impl Scan<'_, '_> {
+    /// Takes an inode for what it is, if it is a plain file. False when it has to be looked at.
+    fn take_plain(&mut self, ino: Ino, record: &[u8], is_sound: bool) -> bool {
+        let runs = self.plain.and_then(|plain| plain.runs(ino, record, is_sound));
+        let Some(runs) = runs else { return false };
+        if !runs.list().iter().all(|(block, len)| self.in_range(*block, *len)) {
+            return false;
+        }
+        self.states.set(ino, State::new(Some(FileKind::Regular), false));
+        for (block, len) in runs.list() {
+            // What is claimed twice was told, and what is said of a map with such blocks is said of none.
+            _ = self.claim(ino, *block, *len);
+        }
+        true
     }
 }
 

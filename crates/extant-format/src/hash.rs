@@ -23,7 +23,10 @@
 //! (RFC 1320) over eight words; TEA is Wheeler and Needham's cipher as a compression function.
 
 use core::hash::Hasher;
+use core::ops::{BitAnd, BitOr, BitXor};
+
 use siphasher::sip::SipHasher24;
+use wide::u32x8;
 
 /// Which function, and how it takes bytes of 0x80 and more.
 ///
@@ -263,6 +266,12 @@ fn words<const N: usize>(rest: &[u8], widen: &impl Fn(u8) -> u32) -> [u32; N] {
     let (whole, last) = rest.as_chunks::<4>();
     let mut words = out.iter_mut();
     for (bytes, word) in whole.iter().zip(&mut words) {
+        let together = u32::from_be_bytes(*bytes);
+        if together & 0x8080_8080 == 0 {
+            // Signed or unsigned is the same.
+            *word = together;
+            continue;
+        }
         let [a, b, c, d] = *bytes;
         let high = (widen(a) << 24).wrapping_add(widen(b) << 16);
         *word = high.wrapping_add(widen(c) << 8).wrapping_add(widen(d));
@@ -278,11 +287,7 @@ fn words<const N: usize>(rest: &[u8], widen: &impl Fn(u8) -> u32) -> [u32; N] {
 fn half_md4(name: &[u8], seed: &HashSeed, widen: impl Fn(u8) -> u32) -> NameHash {
     let mut state = seed.start();
     for at in (0..name.len()).step_by(32) {
-        let [i0, i1, i2, i3, i4, i5, i6, i7] = words(name.get(at..).unwrap_or(&[]), &widen);
-        let input = [[i0], [i1], [i2], [i3], [i4], [i5], [i6], [i7]];
-        let [a, b, c, d] = state;
-        let [[a], [b], [c], [d]] = md4_rounds([[a], [b], [c], [d]], input);
-        state = [a, b, c, d];
+        state = md4_rounds(state, words(name.get(at..).unwrap_or(&[]), &widen));
     }
     let [_, major, minor, _] = state;
     NameHash::new(major, minor)
@@ -302,9 +307,8 @@ fn half_md4_of_short(
             }
         }
     }
-    let [a, b, c, d] = seed.start();
-    let state = [[a; NAMES_AT_ONCE], [b; NAMES_AT_ONCE], [c; NAMES_AT_ONCE], [d; NAMES_AT_ONCE]];
-    let [_, majors, minors, _] = md4_rounds(state, input);
+    let state = md4_rounds(seed.start().map(u32x8::splat), input.map(u32x8::new));
+    let [_, majors, minors, _] = state.map(u32x8::to_array);
     let mut hashes = [NameHash::default(); NAMES_AT_ONCE];
     for ((hash, major), minor) in hashes.iter_mut().zip(majors).zip(minors) {
         *hash = NameHash::new(major, minor);
@@ -312,58 +316,91 @@ fn half_md4_of_short(
     hashes
 }
 
-/// Words of `N` names that are hashed side by side: each step waits for the one before, so that a processor has
-/// time for several.
-type Lanes<const N: usize> = [u32; N];
+/// A word of one name, or of each of several that are hashed side by side: every step waits for the one before, and a
+/// processor has the width and the time for several.
+trait Words: Copy + BitAnd<Output = Self> + BitOr<Output = Self> + BitXor<Output = Self> {
+    /// Makes each of them `word`.
+    fn all(word: u32) -> Self;
+    /// Adds modulo 2^32.
+    fn plus(self, other: Self) -> Self;
+    /// Turns left by so many bits.
+    fn turned<const BITS: u32>(self) -> Self;
+}
 
-/// Joins each lane of two with `join`.
-fn lanes<const N: usize>(mut a: Lanes<N>, b: Lanes<N>, join: impl Fn(u32, u32) -> u32) -> Lanes<N> {
-    for (a, b) in a.iter_mut().zip(b) {
-        *a = join(*a, b);
+impl Words for u32 {
+    fn all(word: u32) -> u32 {
+        word
     }
-    a
+
+    fn plus(self, other: u32) -> u32 {
+        self.wrapping_add(other)
+    }
+
+    fn turned<const BITS: u32>(self) -> u32 {
+        self.rotate_left(BITS)
+    }
+}
+
+impl Words for u32x8 {
+    fn all(word: u32) -> u32x8 {
+        u32x8::splat(word)
+    }
+
+    // The sum of each lane, which has no carry out of it.
+    #[expect(clippy::arithmetic_side_effects, reason = "lanes wrap, as the trait says")]
+    fn plus(self, other: u32x8) -> u32x8 {
+        self + other
+    }
+
+    #[expect(clippy::arithmetic_side_effects, reason = "both counts are less than 32")]
+    fn turned<const BITS: u32>(self) -> u32x8 {
+        (self << BITS) | (self >> (32 - BITS))
+    }
+}
+
+/// Mixes one word into one of four registers, which change places then.
+fn md4_step<const TURN: u32, W: Words>(
+    [a, b, c, d]: [W; 4],
+    mix: impl Fn(W, W, W) -> W,
+    word: W,
+    constant: u32,
+) -> [W; 4] {
+    let sum = a.plus(mix(b, c, d)).plus(word).plus(W::all(constant));
+    [d, sum.turned::<TURN>(), b, c]
 }
 
 /// The three rounds, of eight steps each instead of MD4's sixteen. The sum of `state` and what they make of it.
-fn md4_rounds<const N: usize>(state: [Lanes<N>; 4], input: [Lanes<N>; 8]) -> [Lanes<N>; 4] {
+fn md4_rounds<W: Words>(state: [W; 4], input: [W; 8]) -> [W; 4] {
     /// sqrt(2) and sqrt(3), as in MD4.
     const ROUND_2: u32 = 0x5a82_7999;
     const ROUND_3: u32 = 0x6ed9_eba1;
     let [i0, i1, i2, i3, i4, i5, i6, i7] = input;
-    // Each step mixes one word into one register, then the registers change places.
-    let step =
-        |[a, b, c, d]: [Lanes<N>; 4], mixed: Lanes<N>, word: Lanes<N>, constant: u32, turn: u32| {
-            let sum = lanes(a, mixed, u32::wrapping_add);
-            let mix = |sum: u32, word: u32| {
-                sum.wrapping_add(word).wrapping_add(constant).rotate_left(turn)
-            };
-            [d, lanes(sum, word, mix), b, c]
-        };
     // Selection, majority and parity of the three registers that are not mixed into.
-    let f = |[_, x, y, z]: [Lanes<N>; 4]| {
-        let differ = lanes(y, z, |y, z| y ^ z);
-        lanes(z, lanes(x, differ, |x, differ| x & differ), |z, chosen| z ^ chosen)
-    };
-    let g = |[_, x, y, z]: [Lanes<N>; 4]| {
-        let (both, differ) = (lanes(x, y, |x, y| x & y), lanes(x, y, |x, y| x ^ y));
-        lanes(both, lanes(differ, z, |differ, z| differ & z), |both, third| both | third)
-    };
-    let h = |[_, x, y, z]: [Lanes<N>; 4]| lanes(lanes(x, y, |x, y| x ^ y), z, |sum, z| sum ^ z);
+    let f = |x: W, y: W, z: W| z ^ (x & (y ^ z));
+    let g = |x: W, y: W, z: W| (x & y) | ((x ^ y) & z);
+    let h = |x: W, y: W, z: W| x ^ y ^ z;
     let mut s = state;
-    for (word, turn) in [(i0, 3), (i1, 7), (i2, 11), (i3, 19), (i4, 3), (i5, 7), (i6, 11), (i7, 19)]
-    {
-        s = step(s, f(s), word, 0, turn);
+    for [w0, w1, w2, w3] in [[i0, i1, i2, i3], [i4, i5, i6, i7]] {
+        s = md4_step::<3, W>(s, f, w0, 0);
+        s = md4_step::<7, W>(s, f, w1, 0);
+        s = md4_step::<11, W>(s, f, w2, 0);
+        s = md4_step::<19, W>(s, f, w3, 0);
     }
-    for (word, turn) in [(i1, 3), (i3, 5), (i5, 9), (i7, 13), (i0, 3), (i2, 5), (i4, 9), (i6, 13)] {
-        s = step(s, g(s), word, ROUND_2, turn);
+    for [w0, w1, w2, w3] in [[i1, i3, i5, i7], [i0, i2, i4, i6]] {
+        s = md4_step::<3, W>(s, g, w0, ROUND_2);
+        s = md4_step::<5, W>(s, g, w1, ROUND_2);
+        s = md4_step::<9, W>(s, g, w2, ROUND_2);
+        s = md4_step::<13, W>(s, g, w3, ROUND_2);
     }
-    for (word, turn) in [(i3, 3), (i7, 9), (i2, 11), (i6, 15), (i1, 3), (i5, 9), (i0, 11), (i4, 15)]
-    {
-        s = step(s, h(s), word, ROUND_3, turn);
+    for [w0, w1, w2, w3] in [[i3, i7, i2, i6], [i1, i5, i0, i4]] {
+        s = md4_step::<3, W>(s, h, w0, ROUND_3);
+        s = md4_step::<9, W>(s, h, w1, ROUND_3);
+        s = md4_step::<11, W>(s, h, w2, ROUND_3);
+        s = md4_step::<15, W>(s, h, w3, ROUND_3);
     }
     let mut sums = state;
     for (sum, part) in sums.iter_mut().zip(s) {
-        *sum = lanes(*sum, part, u32::wrapping_add);
+        *sum = sum.plus(part);
     }
     sums
 }

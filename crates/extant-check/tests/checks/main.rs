@@ -9,5 +9,6 @@ mod built;
 mod clean;
 mod hostile;
 mod kernel;
+mod plain;
 mod problems;
 mod sweep;

@@ -37,7 +37,7 @@ pub struct InodesVerifier {
 }
 
 impl InodesVerifier {
-    /// For inodes of 256 bytes and more with checksums; `None` for others. Takes 4 KiB and a thousand short checksums.
+    /// For inodes of 256 bytes and more with checksums; `None` for others. Takes 4 KiB and a few short checksums.
     #[must_use]
     pub fn new(layout: &InodeLayout) -> Option<InodesVerifier> {
         let seed = layout.checksum_seed?;
@@ -47,8 +47,14 @@ impl InodesVerifier {
         }
         let mut moved = [[0; 256]; 4];
         for (table, shift) in moved.iter_mut().zip([0, 8, 16, 24]) {
+            // That of a value is the sum of those of its bits.
+            let mut bits = [0; 8];
+            for (bit, slot) in (0u32..).zip(&mut bits) {
+                *slot = crc32c_zeros(1u32.checked_shl(bit.checked_add(shift)?)?, size);
+            }
             for (value, slot) in (0u32..).zip(table) {
-                *slot = crc32c_zeros(value.checked_shl(shift)?, size);
+                let set = bits.iter().enumerate().filter(|(bit, _)| value >> bit & 1 == 1);
+                *slot = set.fold(0, |sum, (_, of)| sum ^ of);
             }
         }
         Some(InodesVerifier { layout: *layout, seed, moved })
