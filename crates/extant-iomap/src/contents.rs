@@ -288,7 +288,8 @@ impl<'a> Contents<'a> {
         let shared = threads::scope(|scope| {
             for number in 0..helpers {
                 // Without another thread this one does it all.
-                let _ = scope.spawn(&format!("stage-{number}"), work);
+                let _ =
+                    scope.spawn_apart(&format!("stage-{number}"), number.saturating_add(1), work);
             }
             work();
         });

@@ -2,7 +2,8 @@
 //!
 //! Linux may start a thread on the processor of its parent and leave both there for 10 ms and more, also when another
 //! processor idles (seen on virtual machines with two of them). A task that takes 20 ms then gains nothing by its
-//! threads. A thread that is allowed on one processor only for a moment moves there at once.
+//! threads. A thread that is allowed on one processor only for a moment moves there at once, but has to run first:
+//! behind its parent it waits for a turn of 1 to 9 ms, so that the parent gives way.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
@@ -61,6 +62,26 @@ mod tests {
         assert_eq!(places, [Some(4), Some(6), Some(1), Some(4), Some(6)]);
         assert_eq!(Start { processor: 5 }.target(&allowed, 1), Some(1), "not one of them");
         assert_eq!(start.target(&set(&[4]), 1), None, "no choice");
+    }
+
+    #[test]
+    fn a_thread_runs_before_the_one_that_started_it_goes_on() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        let allowed = sched_getaffinity(None).unwrap();
+        // With one processor for both, it is the system's choice who goes on.
+        sched_setaffinity(None, &set(&[sched_getcpu()])).unwrap();
+        let begun = (0..20).filter(|_| {
+            let has_begun = AtomicBool::new(false);
+            crate::threads::scope(|scope| {
+                let work = || has_begun.store(true, Ordering::Relaxed);
+                let _other = scope.spawn_apart("other", 1, work).unwrap();
+                has_begun.load(Ordering::Relaxed)
+            })
+            .unwrap()
+        });
+        let begun = begun.count();
+        sched_setaffinity(None, &allowed).unwrap();
+        assert!(begun > 10, "{begun} of 20");
     }
 
     #[test]

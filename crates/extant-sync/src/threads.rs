@@ -9,7 +9,7 @@ use std::fmt;
 use std::io;
 use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
@@ -52,6 +52,9 @@ pub fn available() -> usize {
     static COUNT: OnceLock<usize> = OnceLock::new();
     *COUNT.get_or_init(|| thread::available_parallelism().map_or(1, NonZeroUsize::get))
 }
+
+/// How often the processor is given to a thread that was just started, at most: once is nearly always enough.
+const GIVEN_MAX: u32 = 16;
 
 /// Yields the processor to another thread, for a short wait.
 pub fn give_way() {
@@ -143,7 +146,7 @@ impl<'scope> Scope<'scope, '_> {
     /// from that of the calling thread, of those that it is allowed. It may go elsewhere later.
     ///
     /// For threads that share a task of milliseconds, which the system may otherwise leave on one processor
-    /// for all of it.
+    /// for all of it. The caller gives way until the thread runs, or a few times if it does not: 0.1 ms.
     ///
     /// # Errors
     ///
@@ -155,10 +158,20 @@ impl<'scope> Scope<'scope, '_> {
         work: impl FnOnce() -> T + Send + 'scope,
     ) -> Result<Handle<'scope, T>, ThreadError> {
         let start = Start::here();
-        self.spawn(name, move || {
+        let has_begun = Arc::new(AtomicBool::new(false));
+        let begun = Arc::clone(&has_begun);
+        let handle = self.spawn(name, move || {
+            begun.store(true, Ordering::Relaxed);
             start.move_on(distance);
             work()
-        })
+        })?;
+        // A new thread may wait for milliseconds behind the one that started it, which only itself can move away.
+        let mut given = 0;
+        while !has_begun.load(Ordering::Relaxed) && given < GIVEN_MAX {
+            give_way();
+            given += 1;
+        }
+        Ok(handle)
     }
 }
 

@@ -129,7 +129,7 @@ pub(crate) fn run(args: &ExtractArgs) -> Result<Exit> {
             false => threads::available().min(THREADS_MAX),
         };
         for number in 1..count {
-            threads.push(scope.spawn(&format!("extract-{number}"), move || {
+            threads.push(scope.spawn_apart(&format!("extract-{number}"), number, move || {
                 let mut worker = Worker::new(shared);
                 while let Ok(job) = receiver.recv() {
                     worker.run(job);
