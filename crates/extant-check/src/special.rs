@@ -72,6 +72,12 @@ impl Checker<'_> {
         if self.base.sb.features.has_compat(Compat::ORPHAN_FILE) {
             let result = self.check_orphan_file();
             self.pass(result, "the orphan file")?;
+            if !has_journal {
+                // tune2fs 1.47.0 takes the journal away and leaves it, and e2fsck then wants it gone.
+                let (field, ino) = ("s_orphan_file_inum", self.base.sb.orphan_file_inode);
+                let why = "which needs a journal, and there is none";
+                self.problem(Problem::SpecialInode { field, ino, why });
+            }
         }
         for (ino, dtime, links) in std::mem::take(&mut self.found.low_dtimes) {
             if !self.found.orphans.contains(&ino.0) {

@@ -100,6 +100,24 @@ fn write_orphan_block(state: &State, record: &record::Record, block: u64) -> Fix
     state.write_block(block, &bytes)
 }
 
+/// Finishes the orphans and gives the file back that listed them: without a journal nothing writes it.
+fn remove_orphan_file(state: &mut State) -> Fixed {
+    finish_orphans(state)?;
+    let ino = state.sb.orphan_file_inode;
+    if ino.0 >= state.sb.first_inode.0 && ino.0 <= state.sb.inodes_count {
+        let mut record = state.load(ino)?;
+        state.delete_inode(&mut record)?;
+    }
+    without_orphan_file(state)
+}
+
+fn without_orphan_file(state: &mut State) -> Fixed {
+    state.sb.orphan_file_inode = Ino(0);
+    state.sb.features.remove(Feature::ORPHAN_FILE);
+    state.sb.features.remove(Feature::ORPHAN_PRESENT);
+    state.write_superblock()
+}
+
 /// Makes the orphan file anew; without room, the feature is taken away.
 fn make_orphan_file(state: &mut State) -> Fixed {
     let ino = match state.sb.orphan_file_inode {
@@ -110,12 +128,7 @@ fn make_orphan_file(state: &mut State) -> Fixed {
     };
     let extents = match state.take_file(ORPHAN_BLOCKS) {
         Ok(extents) => extents,
-        Err(Trouble::Full(_)) => {
-            state.sb.orphan_file_inode = Ino(0);
-            state.sb.features.remove(Feature::ORPHAN_FILE);
-            state.sb.features.remove(Feature::ORPHAN_PRESENT);
-            return state.write_superblock();
-        }
+        Err(Trouble::Full(_)) => return without_orphan_file(state),
         Err(trouble) => return Err(trouble),
     };
     let mut record = state.load(ino)?;
@@ -161,6 +174,9 @@ pub(crate) fn fix_named(state: &mut State, field: &str, ino: Ino) -> Fixed {
             state.store(&record)
         }
         "s_journal_inum" => journal::fix(state, true),
+        "s_orphan_file_inum" if !state.sb.features.has(Feature::HAS_JOURNAL) => {
+            remove_orphan_file(state)
+        }
         "s_orphan_file_inum" => make_orphan_file(state),
         "s_usr_quota_inum" => write_quota(state, QuotaKind::User, true),
         "s_grp_quota_inum" => write_quota(state, QuotaKind::Group, true),
