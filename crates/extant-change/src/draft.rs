@@ -118,13 +118,16 @@ impl BlockDevice for Draft {
         while at < end {
             let block = at / size;
             let (start, to) = (block * size, ((block + 1) * size).min(end));
-            let mut whole = vec![0; self.block_bytes].into_boxed_slice();
-            if at != start || to != start + size {
+            let part = &bytes[(at - offset) as usize..(to - offset) as usize];
+            let whole = if part.len() == self.block_bytes {
+                Box::from(part)
+            } else {
+                let mut whole = vec![0; self.block_bytes].into_boxed_slice();
                 let there = (self.size_bytes - start).min(size) as usize;
                 self.read_at(start, &mut whole[..there])?;
-            }
-            let part = &bytes[(at - offset) as usize..(to - offset) as usize];
-            whole[(at - start) as usize..(to - start) as usize].copy_from_slice(part);
+                whole[(at - start) as usize..(to - start) as usize].copy_from_slice(part);
+                whole
+            };
             self.changed.write().insert(block, whole);
             at = to;
         }

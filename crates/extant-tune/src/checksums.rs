@@ -290,9 +290,7 @@ fn convert(work: &mut Work<'_>, target: Superblock) -> Result {
         if !has {
             return Ok(false);
         }
-        let mut bytes = record.bytes.clone();
-        Inode::seal(&layout, record.ino, &mut bytes).map_err(TuneError::damaged)?;
-        record.bytes = bytes;
+        Inode::seal(&layout, record.ino, &mut record.bytes).map_err(TuneError::damaged)?;
         Ok(true)
     })?;
     let Sealer { moved, quiet, full, .. } = sealer;

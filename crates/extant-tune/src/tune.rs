@@ -7,7 +7,7 @@ use extant_block::{BlockDevice, SharedDevice};
 use extant_change::{
     Committer, Draft, Guard, Image, Seen, Tell, is_unsettled, settle, settled_view, superblock,
 };
-use extant_check::{CheckOptions, ReportAll, examine};
+use extant_check::CheckOptions;
 use extant_format::features::Features;
 use extant_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock};
 use extant_repair::{RepairError, RepairOptions, Yes, repair};
@@ -132,16 +132,15 @@ fn check(work: &mut Work<'_>) -> Result {
     }
     work.settle_space()?;
     let view = work.view();
-    let exam = examine(&*view, &options(), &mut ReportAll)?;
+    let report = extant_check::check(&*view, &options())?;
     let full = &work.full_dirs;
-    let other = exam
-        .report
+    let other = report
         .problems
         .iter()
         .find(|problem| !problem.objects().ino.is_some_and(|ino| full.contains(&ino)));
     if let Some(problem) = other {
         // Only what was wrong before is for a repair.
-        if !examine(&*work.base, &options(), &mut ReportAll)?.report.is_clean() {
+        if !extant_check::check(&*work.base, &options())?.is_clean() {
             return Err(TuneError::damaged(problem));
         }
         return refuse(
@@ -149,7 +148,7 @@ fn check(work: &mut Work<'_>) -> Result {
             format!("the file system would not be in order then: {problem}"),
         );
     }
-    if exam.report.problems.is_empty() {
+    if report.problems.is_empty() {
         return Ok(());
     }
     let options = RepairOptions { now: work.request.now };
