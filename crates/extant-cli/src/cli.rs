@@ -1,6 +1,7 @@
 //! The command line as a whole, and which module runs what.
 
 use std::ffi::OsString;
+use std::io::Write;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use extant_block::DeviceEngine;
@@ -203,8 +204,14 @@ pub(crate) fn run() -> Result<Exit> {
         .and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match cli {
         Ok(cli) => cli,
-        // Prints help and usage errors itself and ends with 0 or 2.
-        Err(error) if !error.use_stderr() || !output::is_json() => error.exit(),
+        // Help and the version, which may not get where they should.
+        Err(error) if !error.use_stderr() => {
+            error.print()?;
+            std::io::stdout().flush()?;
+            return Ok(Exit::Success);
+        }
+        // Prints usage errors itself and ends with 2.
+        Err(error) if !output::is_json() => error.exit(),
         Err(error) => return Err(usage(&error)),
     };
     if let Some(engine) = cli.device_engine {

@@ -66,6 +66,11 @@ fn what_could_not_be_printed_is_a_failure() {
         &["info", "a.img"],
         &["check", "a.img"],
         &["frag", "a.img"],
+        &["--help"],
+        &["--version"],
+        &["check", "-h"],
+        &["completions", "bash"],
+        &["man"],
     ] {
         let output = place.command(args).stdout(full()).output().unwrap();
         let ran = Ran { args: args.join(" "), output };
