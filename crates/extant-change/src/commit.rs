@@ -12,6 +12,7 @@
 //!   program takes the superblock for one, and its copies are those of before the step.
 //! - C5. The log is empty after each step: no copy in it is ever older than its block.
 
+use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
@@ -95,7 +96,7 @@ fn journal_error(error: impl std::error::Error + 'static) -> ChangeError {
     if is_full { ChangeError::JournalFull(text) } else { ChangeError::Journal(text) }
 }
 
-/// Bytes of one write at most, and a block more.
+/// Bytes of one write at most, or one block.
 const WRITE_BYTES_MAX: usize = 1 << 20;
 
 /// A change that leads from a file system in order to one in order.
@@ -384,21 +385,17 @@ impl Committer {
 
     /// Writes blocks, neighbours together.
     fn write(&self, blocks: &Blocks) -> Result {
-        let size = u64::from(self.stored.block_size.bytes());
-        let (mut start, mut next, mut run) = (0, 0, Vec::new());
-        for (block, bytes) in blocks {
-            if !run.is_empty() && (*block != next || run.len() >= WRITE_BYTES_MAX) {
-                self.device.write_at(start * size, &run)?;
-                run.clear();
+        let size = self.stored.block_size.len();
+        let mut blocks = blocks.iter().peekable();
+        while let Some((start, bytes)) = blocks.next() {
+            let mut run = vec![IoSlice::new(bytes)];
+            while (run.len() + 1) * size <= WRITE_BYTES_MAX
+                && let Some((_, bytes)) =
+                    blocks.next_if(|(block, _)| **block == start + run.len() as u64)
+            {
+                run.push(IoSlice::new(bytes));
             }
-            if run.is_empty() {
-                start = *block;
-            }
-            run.extend_from_slice(bytes);
-            next = block + 1;
-        }
-        if !run.is_empty() {
-            self.device.write_at(start * size, &run)?;
+            self.device.write_vectored_at(start * size as u64, &run)?;
         }
         Ok(())
     }

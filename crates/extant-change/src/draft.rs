@@ -95,14 +95,19 @@ impl BlockDevice for Draft {
 
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
         check_range(self, OperationKind::Read, offset, out.len() as u64)?;
-        self.read_base(offset, out)?;
         if out.is_empty() {
             return Ok(());
         }
         let size = self.block_bytes as u64;
         let end = offset + out.len() as u64;
+        let blocks = offset / size..end.div_ceil(size);
+        let there = self.changed.read().range(blocks.clone()).count() as u64;
+        // Blocks that are written once are never forgotten as long as anybody reads.
+        if there < blocks.end - blocks.start {
+            self.read_base(offset, out)?;
+        }
         let changed = self.changed.read();
-        for (block, bytes) in changed.range(offset / size..end.div_ceil(size)) {
+        for (block, bytes) in changed.range(blocks) {
             let start = block * size;
             let (from, to) = (start.max(offset), (start + size).min(end));
             let source = &bytes[(from - start) as usize..(to - start) as usize];
