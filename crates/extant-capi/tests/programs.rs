@@ -90,6 +90,18 @@ fn a_program_in_cpp_closes_its_handles_by_itself() {
 }
 
 #[test]
+fn calls_beside_each_other_keep_what_the_header_promises() {
+    require!(has("cc"));
+    let library = installed();
+    let program = compile(&C, &here("tests/c/beside.c"), library.path(), false);
+    let place = tempdir().unwrap();
+    let image = place.path().join("image");
+    extant_image::Build::empty().size(8 << 20).write_to(&image).unwrap();
+    let done = run(Command::new(program).arg(&image), library.path());
+    assert!(String::from_utf8_lossy(&done.stdout).ends_with("all done\n"));
+}
+
+#[test]
 fn the_example_of_the_documentation_runs() {
     require!(has("cc"));
     let library = installed();

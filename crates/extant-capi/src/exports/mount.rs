@@ -310,7 +310,7 @@ pub unsafe extern "C" fn extant_unmount(fs: *mut extant_fs, flags: u32) -> c_int
                 return Err(Error::new(EXTANT_E_BAD_HANDLE, IN_FORK));
             }
             // What waits in other threads goes on, and finds the mount ended.
-            fs.thaw();
+            fs.thaw_for_good();
             if fs.is_poisoned() {
                 let message = "a fault in extant happened to it: nothing was stored since; the next mount \
                                replays the journal";
