@@ -170,6 +170,7 @@ impl Checker<'_> {
             (journal.is_dirty() && !recover, "it has transactions, but needs no recovery"),
             (journal.errno != 0, "it was aborted by an error"),
             (journal.len < JOURNAL_BLOCKS_MIN, "it is shorter than a journal may be"),
+            (!journal.fast_commits_fit(), "its blocks for fast commits leave no room for a log"),
             (
                 !is_whole(runs, info.size / u64::from(self.base.sb.block_size.bytes())),
                 "it has holes",

@@ -280,6 +280,25 @@ fn a_journal_that_is_made_anew_has_a_log_beside_its_fast_commits() {
     }
 }
 
+/// A log of the fewest blocks, which says that some of them are for fast commits: Linux and e2fsck call it corrupt.
+#[test]
+fn a_journal_that_is_too_small_for_its_fast_commits_has_none() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("small.img");
+    require!(oracle::mke2fs(&path, "16M", &["-text4", "-b1024", "-Jsize=1"]));
+    let device = extant_testkit::image::load(&path);
+    let mut bytes = vec![0; 16 << 20];
+    device.read_at(0, &mut bytes).unwrap();
+    let magic = b"\xc0\x3b\x39\x98\0\0\0\x04";
+    let at = bytes.windows(8).position(|window| window == magic).unwrap() as u64;
+    device.write_at(at + 0x28, &0x20_u32.to_be_bytes()).unwrap();
+    let found = problems(&device);
+    assert!(found.iter().any(|one| one.contains("fast commits")), "{found:?}");
+    repaired(&device).unwrap();
+    assert_eq!(problems(&device), [""; 0]);
+    assert_eq!(common::e2fsck(&device, dir.path(), false).unwrap(), "");
+}
+
 #[test]
 fn a_clean_image_is_not_written() {
     for features in SETS {
