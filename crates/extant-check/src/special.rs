@@ -56,6 +56,14 @@ impl Checker<'_> {
         if !has_journal && self.base.sb.journal_inode.0 != 0 {
             self.problem(Problem::JournalState { why: "there is one, but the feature is off" });
         }
+        let sb = &self.base.sb;
+        let is_nowhere = sb.journal_inode.0 == 0 && sb.journal_uuid == [0; 16];
+        // Linux mounts neither of the two, and e2fsck stops at them.
+        if has_journal && is_nowhere && sb.journal_device == 0 {
+            self.problem(Problem::JournalState { why: "the feature is on, but there is none" });
+        } else if !has_journal && sb.features.has_incompat(Incompat::RECOVER) {
+            self.problem(Problem::JournalState { why: "it is to be replayed, but there is none" });
+        }
         let has_feature = self.base.sb.features.has_compat(Compat::RESIZE_INODE);
         let has_reserve = self.base.sb.reserved_gdt_blocks != 0;
         if has_reserve && !has_feature {

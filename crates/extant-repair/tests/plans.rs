@@ -280,6 +280,24 @@ fn a_journal_that_is_made_anew_has_a_log_beside_its_fast_commits() {
     }
 }
 
+/// One bit of the superblock that says something of a journal which is not there: Linux mounts neither, and e2fsck stops.
+#[test]
+fn what_is_said_of_a_journal_that_is_not_there_is_set_right() {
+    for damage in ["feature has_journal", "feature needs_recovery"] {
+        let dir = tempdir().unwrap();
+        let good = require!(sample(dir.path(), SETS[0]));
+        let path = dir.path().join("damaged.img");
+        extant_testkit::image::save(&good, &path);
+        oracle::debugfs(&path, true, damage).unwrap();
+        let device = extant_testkit::image::load(&path);
+        assert_ne!(problems(&device), [""; 0], "{damage}");
+        repaired(&device).unwrap();
+        assert_eq!(problems(&device), [""; 0], "{damage}");
+        assert_eq!(common::e2fsck(&device, dir.path(), false).unwrap(), "", "{damage}");
+        assert_eq!(losses(&seen(&good), &device), [""; 0], "{damage}");
+    }
+}
+
 /// A log of the fewest blocks, which says that some of them are for fast commits: Linux and e2fsck call it corrupt.
 #[test]
 fn a_journal_that_is_too_small_for_its_fast_commits_has_none() {
