@@ -261,6 +261,23 @@ fn what_a_mount_said_of_orphans_goes_with_the_journal() {
     assert_eq!(common::e2fsck(&device, dir.path(), false).unwrap(), "");
 }
 
+/// As tune2fs leaves them when it switches checksums off.
+#[test]
+fn blocks_of_an_orphan_file_have_no_checksum_where_nothing_has() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("unsummed.img");
+    require!(oracle::mke2fs(&path, "24M", &["-text4", "-b4096", "-Oorphan_file,metadata_csum"]));
+    let mut tune = require!(oracle::Tool::find("tune2fs")).command();
+    assert!(tune.args(["-O", "^metadata_csum"]).arg(&path).output().unwrap().status.success());
+    let device = extant_testkit::image::load(&path);
+    assert_ne!(common::e2fsck(&device, dir.path(), false).unwrap(), "");
+    let found = problems(&device);
+    assert!(found.iter().any(|one| one.contains("orphan file block")), "{found:?}");
+    repaired(&device).unwrap();
+    assert_eq!(problems(&device), [""; 0]);
+    assert_eq!(common::e2fsck(&device, dir.path(), false).unwrap(), "");
+}
+
 /// Of 64 MiB, where the log has the fewest blocks that the kernel takes, and none to give away.
 #[test]
 fn a_journal_that_is_made_anew_has_a_log_beside_its_fast_commits() {
