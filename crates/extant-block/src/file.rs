@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::fs::{OFlags, SeekFrom};
 
-pub use self::opening::{OpenError, lock_holder};
+pub use self::opening::{OpenError, lock_holder, loop_device_over};
 use self::opening::{io_error, is_in_memory, judge_lock, lock, not_a_device, open_writable};
 use crate::device::{BlockDevice, check_range};
 use crate::discard;
@@ -30,6 +30,7 @@ use crate::room::Room;
 /// A device open for writing holds an exclusive advisory lock (`flock`) for as long as it lives, so
 /// that writers of this crate, and other programs that take this lock, exclude each other. A block
 /// device is also opened with `O_EXCL`, which the kernel refuses while the device is mounted.
+/// That the kernel has a file as a loop device, only [`refuse_loop_device`](Self::refuse_loop_device) sees.
 /// Readers take no lock: a reader next to a writer may see half of a change.
 ///
 /// A regular file that somebody else makes shorter fails at the next flush, with [`DeviceFault::Shorter`].

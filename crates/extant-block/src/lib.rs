@@ -52,7 +52,7 @@ pub use buffer::{AlignedBuffer, BUFFER_ALIGN};
 pub use device::{BlockDevice, SharedDevice, check_range, run_in_place};
 pub use error::{DeviceError, DeviceFault, OperationKind};
 pub use fault::{FaultDevice, FaultPlan};
-pub use file::{FileDevice, OpenError, lock_holder};
+pub use file::{FileDevice, OpenError, lock_holder, loop_device_over};
 pub use fresh::read_fresh_at;
 pub use memory::MemoryDevice;
 pub use operation::{Completion, Operation, Pending};

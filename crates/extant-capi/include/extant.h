@@ -1014,6 +1014,10 @@ int extant_ring_open(struct extant_fs *fs,
 // Returns 1 when it is done already: `*done` has the result. 0 when a worker has it: its result is taken later. -EAGAIN when the
 // ring is full and nothing has happened (EXTANT_E_RING_FULL): take a result first. Other negative errnos for what is no
 // operation. Changes of one file take effect in the order of their submission.
+//
+// What the file was opened with holds: with EXTANT_O_APPEND a write is at the end, wherever `offset` is, and with EXTANT_O_DIRECT
+// reads and writes go past the cache. Writes that EXTANT_O_SYNC or EXTANT_O_DSYNC would make durable are refused
+// (EXTANT_E_BAD_ARGUMENT), but for direct ones with EXTANT_O_DSYNC.
 int extant_ring_submit(struct extant_ring *ring,
                        const struct extant_op *op,
                        struct extant_completion *done);
@@ -1030,8 +1034,8 @@ int64_t extant_ring_reap(struct extant_ring *ring,
 // the first time. It is the ring's: it must not be read or closed, and ends with the ring. Returns it, or a negative errno.
 int extant_ring_event_fd(struct extant_ring *ring);
 
-// Closes a ring: waits until all accepted operations are done. Results that were not taken are
-// lost; memory to read into is not written any more. Returns 0 or a negative errno.
+// Closes a ring: waits until all accepted operations are done, and until calls of it in other threads have returned.
+// Results that were not taken are lost; memory to read into is not written any more. Returns 0 or a negative errno.
 int extant_ring_close(struct extant_ring *ring);
 
 #ifdef __cplusplus

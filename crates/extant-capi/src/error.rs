@@ -456,9 +456,9 @@ impl From<BuildError> for Error {
         let code = match &error {
             BuildError::Source(_) | BuildError::Container(_) => EXTANT_E_BUILD_SOURCE,
             BuildError::Transform(_) => EXTANT_E_BUILD_OPTIONS,
-            BuildError::Plan(PlanError::DoesNotFit { .. }) | BuildError::TooSmall { .. } => {
-                EXTANT_E_BUILD_NO_FIT
-            }
+            BuildError::Plan(PlanError::DoesNotFit { .. })
+            | BuildError::TooSmall { .. }
+            | BuildError::Output(OutputError::TooSmall { .. }) => EXTANT_E_BUILD_NO_FIT,
             BuildError::Plan(_) => EXTANT_E_BUILD_OPTIONS,
             BuildError::Output(OutputError::InUse { .. }) => EXTANT_E_BUILD_TARGET_IN_USE,
             BuildError::Output(_) => EXTANT_E_BUILD_TARGET,
@@ -467,7 +467,15 @@ impl From<BuildError> for Error {
             _ => EXTANT_E_BUILD_TARGET,
         };
         let made = Error::new(code, told(&error));
-        match (code, system_errno(&error)) {
+        let number = match &error {
+            BuildError::Output(OutputError::Open(
+                OpenError::Locked { .. } | OpenError::Busy { .. },
+            )) => {
+                Some(16) // EBUSY
+            }
+            error => system_errno(error),
+        };
+        match (code, number) {
             (EXTANT_E_BUILD_SOURCE | EXTANT_E_BUILD_TARGET, Some(number)) => {
                 made.with_errno(number)
             }

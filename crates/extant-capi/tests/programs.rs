@@ -90,6 +90,45 @@ fn a_program_in_cpp_closes_its_handles_by_itself() {
 }
 
 #[test]
+fn calls_beside_each_other_keep_what_the_header_promises() {
+    require!(has("cc"));
+    let library = installed();
+    let program = compile(&C, &here("tests/c/beside.c"), library.path(), false);
+    let place = tempdir().unwrap();
+    let image = place.path().join("image");
+    extant_image::Build::empty().size(8 << 20).write_to(&image).unwrap();
+    let done = run(Command::new(program).arg(&image), library.path());
+    assert!(String::from_utf8_lossy(&done.stdout).ends_with("all done\n"));
+}
+
+/// A loop device over a file; detached when dropped.
+struct Loop(String);
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["-d", &self.0]).status();
+    }
+}
+
+#[test]
+fn an_image_that_the_kernel_has_is_neither_mounted_for_writing_nor_built_over() {
+    require!(has("cc"));
+    let library = installed();
+    let program = compile(&C, &here("tests/c/held.c"), library.path(), false);
+    let place = tempdir().unwrap();
+    let image = place.path().join("image");
+    extant_image::Build::empty().size(8 << 20).write_to(&image).unwrap();
+    let made = Command::new("losetup").args(["-f", "--show"]).arg(&image).output();
+    let Some(made) = made.ok().filter(|made| made.status.success()) else {
+        skip!("needs root and loop devices");
+    };
+    let device = Loop(String::from_utf8_lossy(&made.stdout).trim().to_owned());
+    run(Command::new(&program).arg(&image).arg("16"), library.path());
+    drop(device);
+    run(Command::new(&program).arg(&image).arg("0"), library.path());
+}
+
+#[test]
 fn the_example_of_the_documentation_runs() {
     require!(has("cc"));
     let library = installed();

@@ -56,6 +56,14 @@ impl Checker<'_> {
         if !has_journal && self.base.sb.journal_inode.0 != 0 {
             self.problem(Problem::JournalState { why: "there is one, but the feature is off" });
         }
+        let sb = &self.base.sb;
+        let is_nowhere = sb.journal_inode.0 == 0 && sb.journal_uuid == [0; 16];
+        // Linux mounts neither of the two, and e2fsck stops at them.
+        if has_journal && is_nowhere && sb.journal_device == 0 {
+            self.problem(Problem::JournalState { why: "the feature is on, but there is none" });
+        } else if !has_journal && sb.features.has_incompat(Incompat::RECOVER) {
+            self.problem(Problem::JournalState { why: "it is to be replayed, but there is none" });
+        }
         let has_feature = self.base.sb.features.has_compat(Compat::RESIZE_INODE);
         let has_reserve = self.base.sb.reserved_gdt_blocks != 0;
         if has_reserve && !has_feature {
@@ -170,6 +178,7 @@ impl Checker<'_> {
             (journal.is_dirty() && !recover, "it has transactions, but needs no recovery"),
             (journal.errno != 0, "it was aborted by an error"),
             (journal.len < JOURNAL_BLOCKS_MIN, "it is shorter than a journal may be"),
+            (!journal.fast_commits_fit(), "its blocks for fast commits leave no room for a log"),
             (
                 !is_whole(runs, info.size / u64::from(self.base.sb.block_size.bytes())),
                 "it has holes",
@@ -230,7 +239,17 @@ impl Checker<'_> {
                             }
                         }
                     }
-                    Err(wrong) => self.problem(Problem::OrphanFile(wrong)),
+                    Err(wrong) => {
+                        self.problem(Problem::OrphanFile(wrong));
+                        continue;
+                    }
+                }
+                // tune2fs 1.47.0 leaves what was one when checksums are switched off, and e2fsck wants it gone.
+                if seed.is_none()
+                    && let Err(wrong) =
+                        OrphanBlock::check_unsummed(size, FsBlock(run.start + at), &bytes)
+                {
+                    self.problem(Problem::OrphanFile(wrong));
                 }
             }
         }

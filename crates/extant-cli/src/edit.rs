@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::Args;
 use extant::{AclKind, Fs, FsError, Inode, KeySpec, MountOptions, NewInode};
 use extant_block::{FileDevice, OpenError, SharedDevice};
-use extant_format::features::Incompat;
+use extant_format::features::{Compat, Incompat};
 use extant_sync::{Clock, SystemClock};
 
 use crate::accounts::OwnerSpec;
@@ -529,9 +529,13 @@ pub(crate) fn close(fs: Fs, name: &str) -> Result<(), Unended> {
     let seen = fs.clone();
     fs.unmount().map_err(|error| {
         let stopped = seen.stopped_because().is_some();
+        let has_journal = seen.features().has_compat(Compat::HAS_JOURNAL);
         let hint = match &error {
             FsError::DeviceFull(_) if !stopped => {
                 "make room there and try again; what fitted is stored"
+            }
+            _ if !has_journal => {
+                "changes may be lost, in part too, since it has no journal: extant repair sets it right"
             }
             FsError::DeviceFull(_) => {
                 "make room there and try again; changes may be lost, each as a whole"

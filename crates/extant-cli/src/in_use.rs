@@ -1,25 +1,14 @@
 //! Who else has an image that a command wants to change.
 
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use extant_block::loop_device_over;
 
 use crate::mount_table as table;
 
-/// The loop device that the kernel has over `file`. Nothing locks the file for it, and what it
-/// keeps in memory would be written over our changes.
+/// The loop device that the kernel has over `file`.
 pub(crate) fn loop_device_of(file: &Path) -> Option<String> {
-    let ours = std::fs::metadata(file).ok().filter(std::fs::Metadata::is_file)?;
-    for device in std::fs::read_dir("/sys/block").ok()?.flatten() {
-        let Ok(backing) = std::fs::read(device.path().join("loop/backing_file")) else { continue };
-        let backing = backing.strip_suffix(b"\n").unwrap_or(&backing);
-        let Ok(theirs) = std::fs::metadata(Path::new(OsStr::from_bytes(backing))) else { continue };
-        if (theirs.dev(), theirs.ino()) == (ours.dev(), ours.ino()) {
-            return Some(format!("/dev/{}", device.file_name().display()));
-        }
-    }
-    None
+    loop_device_over(file)
 }
 
 /// Returns where extant has mounted the file system in `file`, or in a part of it.

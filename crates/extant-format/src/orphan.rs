@@ -115,6 +115,22 @@ impl OrphanBlock {
         Ok(OrphanBlock { slots: slots.collect() })
     }
 
+    /// Checks a block that decodes, of a file system without checksums: the field of one is 0.
+    ///
+    /// # Errors
+    ///
+    /// [`OrphanError::Checksum`], [`OrphanError::Length`].
+    pub fn check_unsummed(
+        block_size: BlockSize,
+        block: FsBlock,
+        bytes: &[u8],
+    ) -> Result<(), OrphanError> {
+        let bytes = LengthError::prefix("orphan file block", bytes, block_size.len())?;
+        let stored = u32_at(bytes, block_size.len().saturating_sub(4)).unwrap_or(0);
+        ChecksumError::check("orphan file block", stored, 0)
+            .map_err(|source| OrphanError::Checksum { block, source })
+    }
+
     /// Writes the block with magic and checksum; without a seed the checksum is 0.
     ///
     /// # Errors

@@ -178,7 +178,7 @@ impl Output {
     /// # Errors
     ///
     /// [`OutputError::Open`] with [`OpenError::Locked`] while another process has the file that is there
-    /// open for writing; [`OutputError`].
+    /// open for writing, or the kernel has it as a loop device; [`OutputError`].
     pub fn create(path: &Path, bytes: u64) -> Result<Output, OutputError> {
         // A link to a file that does not exist yet is followed too.
         let name = match fs::canonicalize(path) {
@@ -334,6 +334,7 @@ impl Drop for Output {
 /// Keeps writers from a file that is to be replaced (O3). One that cannot be read is nobody's image.
 fn without_writers(name: &Path) -> Result<Option<FileDevice>, OutputError> {
     let Ok(old) = FileDevice::open_read_only(name) else { return Ok(None) };
+    old.refuse_loop_device()?;
     if !sabotage("image.output.writers-not-asked") {
         old.exclude_writers()?;
     }

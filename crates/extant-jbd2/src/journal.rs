@@ -731,11 +731,17 @@ fn with_features(
         known |= JournalIncompat::FAST_COMMIT;
     }
     let wanted = wanted & known;
+    let had_fast_commits = superblock.incompat.contains(JournalIncompat::FAST_COMMIT);
     superblock.incompat |= wanted | JournalIncompat::REVOKE;
     if wanted.contains(JournalIncompat::CSUM_V3) {
         superblock.incompat.remove(JournalIncompat::CSUM_V2);
         superblock.compat.remove(JournalCompat::CHECKSUM);
         superblock.checksum_type = 4;
+    }
+    // A journal that is too small for them, as `tune2fs -O fast_commit` leaves one, works without: with the feature, Linux and
+    // e2fsck would call it corrupt.
+    if !had_fast_commits && !superblock.fast_commits_fit() {
+        superblock.incompat.remove(JournalIncompat::FAST_COMMIT);
     }
     // The commit block waits for everything before it, here.
     superblock.incompat.remove(JournalIncompat::ASYNC_COMMIT);

@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 
 use extant::FsError;
+use extant_block::OpenError;
 use extant_image::BuildError;
 use extant_image::output::OutputError;
 use extant_image::plan::PlanError;
@@ -70,14 +71,20 @@ fn at_fault(error: &SourceError, source: Option<&[u8]>) -> Option<Vec<u8>> {
 /// An error of a build from `source` to `target`: what the options say wrong is a `ValueError`.
 pub(crate) fn build_failed(error: &BuildError, source: Option<&[u8]>, target: &[u8]) -> PyErr {
     const EIO: i32 = 5;
+    const EBUSY: i32 = 16;
     const EEXIST: i32 = 17;
     const ENOSPC: i32 = 28;
     const ECANCELED: i32 = 125;
     let errno = match error {
         BuildError::Transform(_) => return PyValueError::new_err(told(error)),
-        BuildError::Plan(PlanError::DoesNotFit { .. }) | BuildError::TooSmall { .. } => ENOSPC,
+        BuildError::Plan(PlanError::DoesNotFit { .. })
+        | BuildError::TooSmall { .. }
+        | BuildError::Output(OutputError::TooSmall { .. }) => ENOSPC,
         BuildError::Plan(_) => return PyValueError::new_err(told(error)),
         BuildError::Output(OutputError::InUse { .. }) => EEXIST,
+        BuildError::Output(OutputError::Open(
+            OpenError::Locked { .. } | OpenError::Busy { .. },
+        )) => EBUSY,
         BuildError::Write(WriteError::Interrupted) => ECANCELED,
         other => system_errno(other).unwrap_or(EIO),
     };

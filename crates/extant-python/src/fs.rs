@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use extant::{
     EncryptionPolicy, Frozen, Fs, FsError, Inode, KeySpec, MasterKey, Metadata, MountOptions,
@@ -12,7 +13,7 @@ use extant::{
     Timestamp, XattrMode,
 };
 use extant_block::{BlockDevice as _, FileDevice, WindowDevice, partition};
-use extant_sync::{Mutex, Rank};
+use extant_sync::{Clock as _, Mutex, Rank, SystemClock};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyFloat, PyTuple};
@@ -208,7 +209,11 @@ impl NativeFs {
             Some(path) => {
                 let host = PathBuf::from(std::ffi::OsString::from_vec(path.clone()));
                 let opened = py.detach(|| match writable {
-                    true => FileDevice::open_read_write(&host),
+                    true => {
+                        let device = FileDevice::open_read_write(&host)?;
+                        // The kernel would write what it has in memory over our changes.
+                        device.refuse_loop_device().map(|()| device)
+                    }
                     false => FileDevice::open_read_only(&host),
                 });
                 Arc::new(opened.map_err(|error| failed(&error.into(), Some(path)))?)
@@ -243,8 +248,14 @@ impl NativeFs {
             return Ok(());
         }
         let Some(fs) = self.fs.lock().take() else { return Ok(()) };
-        self.thaw(py);
-        py.detach(move || fs.unmount()).map_err(|error| failed(&error, None))
+        loop {
+            self.thaw(py);
+            match py.detach(|| fs.clone().unmount()) {
+                // Another thread is about to freeze it: what it froze is thawed when it has.
+                Err(FsError::Frozen) => py.detach(|| SystemClock.sleep(Duration::from_millis(1))),
+                done => return done.map_err(|error| failed(&error, None)),
+            }
+        }
     }
 
     /// Holds changes back until `thaw`.

@@ -296,7 +296,7 @@ pub(crate) fn fix(state: &mut State, is_gone: bool) -> Fixed {
     if !state.sb.features.has_compat(Compat::HAS_JOURNAL) {
         return remove(state);
     }
-    if !is_gone {
+    if !is_gone && state.sb.journal_inode.0 != 0 {
         let record = state.load(state.sb.journal_inode)?;
         if whole_len(state, &record)?.is_some() {
             return reset_log(state);

@@ -261,6 +261,23 @@ fn what_a_mount_said_of_orphans_goes_with_the_journal() {
     assert_eq!(common::e2fsck(&device, dir.path(), false).unwrap(), "");
 }
 
+/// As tune2fs leaves them when it switches checksums off.
+#[test]
+fn blocks_of_an_orphan_file_have_no_checksum_where_nothing_has() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("unsummed.img");
+    require!(oracle::mke2fs(&path, "24M", &["-text4", "-b4096", "-Oorphan_file,metadata_csum"]));
+    let mut tune = require!(oracle::Tool::find("tune2fs")).command();
+    assert!(tune.args(["-O", "^metadata_csum"]).arg(&path).output().unwrap().status.success());
+    let device = extant_testkit::image::load(&path);
+    assert_ne!(common::e2fsck(&device, dir.path(), false).unwrap(), "");
+    let found = problems(&device);
+    assert!(found.iter().any(|one| one.contains("orphan file block")), "{found:?}");
+    repaired(&device).unwrap();
+    assert_eq!(problems(&device), [""; 0]);
+    assert_eq!(common::e2fsck(&device, dir.path(), false).unwrap(), "");
+}
+
 /// Of 64 MiB, where the log has the fewest blocks that the kernel takes, and none to give away.
 #[test]
 fn a_journal_that_is_made_anew_has_a_log_beside_its_fast_commits() {
@@ -278,6 +295,43 @@ fn a_journal_that_is_made_anew_has_a_log_beside_its_fast_commits() {
         // The kernel mounts it.
         drop(require!(oracle::LoopMount::read_write(&path)));
     }
+}
+
+/// One bit of the superblock that says something of a journal which is not there: Linux mounts neither, and e2fsck stops.
+#[test]
+fn what_is_said_of_a_journal_that_is_not_there_is_set_right() {
+    for damage in ["feature has_journal", "feature needs_recovery"] {
+        let dir = tempdir().unwrap();
+        let good = require!(sample(dir.path(), SETS[0]));
+        let path = dir.path().join("damaged.img");
+        extant_testkit::image::save(&good, &path);
+        oracle::debugfs(&path, true, damage).unwrap();
+        let device = extant_testkit::image::load(&path);
+        assert_ne!(problems(&device), [""; 0], "{damage}");
+        repaired(&device).unwrap();
+        assert_eq!(problems(&device), [""; 0], "{damage}");
+        assert_eq!(common::e2fsck(&device, dir.path(), false).unwrap(), "", "{damage}");
+        assert_eq!(losses(&seen(&good), &device), [""; 0], "{damage}");
+    }
+}
+
+/// A log of the fewest blocks, which says that some of them are for fast commits: Linux and e2fsck call it corrupt.
+#[test]
+fn a_journal_that_is_too_small_for_its_fast_commits_has_none() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("small.img");
+    require!(oracle::mke2fs(&path, "16M", &["-text4", "-b1024", "-Jsize=1"]));
+    let device = extant_testkit::image::load(&path);
+    let mut bytes = vec![0; 16 << 20];
+    device.read_at(0, &mut bytes).unwrap();
+    let magic = b"\xc0\x3b\x39\x98\0\0\0\x04";
+    let at = bytes.windows(8).position(|window| window == magic).unwrap() as u64;
+    device.write_at(at + 0x28, &0x20_u32.to_be_bytes()).unwrap();
+    let found = problems(&device);
+    assert!(found.iter().any(|one| one.contains("fast commits")), "{found:?}");
+    repaired(&device).unwrap();
+    assert_eq!(problems(&device), [""; 0]);
+    assert_eq!(common::e2fsck(&device, dir.path(), false).unwrap(), "");
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! Opening a file as a device: what it may be, and who has it already.
 
+use std::ffi::OsStr;
 use std::fs::{File, Metadata, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -35,7 +37,7 @@ pub enum OpenError {
         /// Kind of the file.
         what: &'static str,
     },
-    /// Another process writes to the file, or has it open for writing.
+    /// Another process writes to the file, or has it open for writing; or the kernel has it as a loop device.
     #[error("{} is in use by {}", path.display(), holder.as_deref().unwrap_or("another program"))]
     Locked {
         /// The file.
@@ -141,6 +143,47 @@ pub(super) fn judge_lock(
 /// the lock is free, or the system does not tell.
 pub fn lock_holder(path: impl AsRef<Path>) -> Option<String> {
     holder_of(&std::fs::metadata(path).ok()?)
+}
+
+/// Returns the loop device that the kernel has over a regular file, such as `/dev/loop0`. Nothing locks the file for it, and
+/// what it keeps in memory would be written over the changes of others.
+pub fn loop_device_over(path: impl AsRef<Path>) -> Option<String> {
+    loop_device_of(&std::fs::metadata(path).ok()?)
+}
+
+fn loop_device_of(ours: &Metadata) -> Option<String> {
+    if !ours.is_file() {
+        return None;
+    }
+    for device in std::fs::read_dir("/sys/block").ok()?.flatten() {
+        let Ok(backing) = std::fs::read(device.path().join("loop/backing_file")) else { continue };
+        let backing = backing.strip_suffix(b"\n").unwrap_or(&backing);
+        let Ok(theirs) = std::fs::metadata(Path::new(OsStr::from_bytes(backing))) else { continue };
+        if (theirs.dev(), theirs.ino()) == (ours.dev(), ours.ino()) {
+            return Some(format!("/dev/{}", device.file_name().display()));
+        }
+    }
+    None
+}
+
+impl FileDevice {
+    /// Refuses a file that the kernel has as a loop device. Opening does not, because it takes a moment after an unmount until
+    /// the kernel lets go of one, and looks at all devices of the host.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Locked`]; [`OpenError::Io`] where the file cannot be examined.
+    pub fn refuse_loop_device(&self) -> Result<(), OpenError> {
+        let path = Path::new(&*self.name);
+        let metadata = self.file.metadata().map_err(|source| io_error("examine", path, source))?;
+        match loop_device_of(&metadata) {
+            None => Ok(()),
+            Some(device) => {
+                let holder = Some(format!("the kernel as {device}"));
+                Err(OpenError::Locked { path: path.to_owned(), holder })
+            }
+        }
+    }
 }
 
 /// Looks the holder of a `flock` up in `/proc/locks`, whose lines read

@@ -78,6 +78,9 @@ pub unsafe extern "C" fn extant_open(
                 .new_inode(NewInode::root(permissions(mode)?))
                 .open(path)?;
             let direct = has(EXTANT_O_DIRECT).then(|| found.inode().direct()).transpose()?;
+            // The flag set by `chattr +S` makes every write synchronous.
+            let always = found.inode().metadata().flags.contains(extant::InodeFlags::SYNC);
+            let sync = if always { SyncMode::Full } else { sync };
             let object = FileObject {
                 file: found,
                 direct,
@@ -247,10 +250,8 @@ pub unsafe extern "C" fn extant_pwritev(
             if let [one] = &pieces[..] {
                 return Ok(file.write(offset, one)? as u64);
             }
-            let inode = file.file.inode();
-            let is_plain = file.direct.is_none() && !file.appends && file.sync == SyncMode::Later;
-            if is_plain && !inode.metadata().flags.contains(extant::InodeFlags::SYNC) {
-                return Ok(inode.write_vectored_at(&pieces, offset)? as u64);
+            if file.direct.is_none() && !file.appends && file.sync == SyncMode::Later {
+                return Ok(file.file.inode().write_vectored_at(&pieces, offset)? as u64);
             }
             if file.direct.is_some() {
                 // Direct I/O has rules about memory: each piece by itself.

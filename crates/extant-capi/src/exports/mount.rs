@@ -154,11 +154,7 @@ fn mount_options(caller: &Caller, options: &extant_mount_options) -> Result<Moun
     }
     if !options.journal_device.is_null() {
         let path = caller.host_path(options.journal_device, "journal_device")?;
-        let journal = match has(EXTANT_MOUNT_WRITE) {
-            true => FileDevice::open_read_write(path)?,
-            false => FileDevice::open_read_only(path)?,
-        };
-        mount = mount.journal_device(journal);
+        mount = mount.journal_device(open_host(path, has(EXTANT_MOUNT_WRITE))?);
     }
     Ok(mount)
 }
@@ -180,6 +176,17 @@ pub(super) fn window(device: SharedDevice, offset: u64, number: u32) -> Result<S
     let part = WindowDevice::from_offset(device, offset)
         .map_err(|error| Error::argument(error.to_string()).about(&*name))?;
     Ok(Arc::new(part))
+}
+
+/// Opens a file or disk of the host. One to be written must not be a loop device of the kernel's, which would write what it has
+/// in memory over our changes.
+fn open_host(path: &Path, writes: bool) -> Result<FileDevice> {
+    if !writes {
+        return Ok(FileDevice::open_read_only(path)?);
+    }
+    let device = FileDevice::open_read_write(path)?;
+    device.refuse_loop_device()?;
+    Ok(device)
 }
 
 /// Opens the file system on a device, and a handle.
@@ -215,10 +222,7 @@ pub unsafe extern "C" fn extant_mount(
             let options = caller.options_or_none(options, "mount options")?;
             let how = mount_options(caller, &options)?;
             let path = caller.host_path(path, "path")?;
-            let device = match options.flags & EXTANT_MOUNT_WRITE != 0 {
-                true => FileDevice::open_read_write(path)?,
-                false => FileDevice::open_read_only(path)?,
-            };
+            let device = open_host(path, options.flags & EXTANT_MOUNT_WRITE != 0)?;
             mount(caller, Arc::new(device), &options, &how, place)
         })
     })
@@ -251,6 +255,9 @@ pub unsafe extern "C" fn extant_mount_fd(
             let read_only = options.flags & EXTANT_MOUNT_WRITE == 0;
             check_access(libc::fcntl(fd, libc::F_GETFL), fd, read_only)?;
             let device = FileDevice::with_file(owned.into(), Path::new(&name), read_only)?;
+            if !read_only {
+                device.refuse_loop_device()?;
+            }
             mount(caller, Arc::new(device), &options, &how, place)
         })
     })
@@ -310,7 +317,7 @@ pub unsafe extern "C" fn extant_unmount(fs: *mut extant_fs, flags: u32) -> c_int
                 return Err(Error::new(EXTANT_E_BAD_HANDLE, IN_FORK));
             }
             // What waits in other threads goes on, and finds the mount ended.
-            fs.thaw();
+            fs.thaw_for_good();
             if fs.is_poisoned() {
                 let message = "a fault in extant happened to it: nothing was stored since; the next mount \
                                replays the journal";

@@ -6,13 +6,15 @@ use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use extant::ring::{Completion, Op};
+use extant::SyncMode;
+use extant::ring::{Completion, Op, Value};
+use extant_block::AlignedBuffer;
 
 use super::file::{fallocate_mode, range};
 use super::int;
 use crate::caller::{Caller, enter, wrong};
 use crate::error::{EXTANT_E_BAD_HANDLE, EXTANT_E_RING_FULL, Error, Result};
-use crate::object::{Object, Opened, RingObject, Waiting};
+use crate::object::{FileObject, Object, Opened, RingObject, Waiting};
 use crate::types::{
     EXTANT_DONE_INLINE, EXTANT_OP_APPEND, EXTANT_OP_DATASYNC, EXTANT_OP_FALLOCATE, EXTANT_OP_READ,
     EXTANT_OP_SYNC, EXTANT_OP_TRUNCATE, EXTANT_OP_WRITE, extant_completion, extant_fs, extant_op,
@@ -55,22 +57,31 @@ fn submit(caller: &Caller, ring: &RingObject, op: &extant_op) -> Result<Option<e
         let message = "the file was not opened for that";
         return Err(Error::argument(message).with_errno(9)); // EBADF
     }
+    check_sync(&file, op.kind)?;
+    let appends = op.kind == EXTANT_OP_WRITE && file.appends;
     let number = ring.next.fetch_add(1, Ordering::Relaxed);
     let to = reads.then(|| caller.destination(op.data, length));
+    let waiting = Waiting { tag: op.tag, to, appended: appends.then_some(op.length) };
     // Before it is submitted: a worker may be done before this thread is.
-    ring.waiting.lock().insert(number, Waiting { tag: op.tag, to });
+    ring.waiting.lock().insert(number, waiting);
+    let is_direct = file.direct.is_some();
     let done = match op.kind {
-        EXTANT_OP_READ => {
+        EXTANT_OP_READ if !is_direct => {
             let out = caller.buffer(op.data, length, "data");
             out.map(|out| ring.ring.submit_read(number, inode, out, op.offset))
         }
-        EXTANT_OP_WRITE => {
+        EXTANT_OP_WRITE if !is_direct && !appends => {
             let bytes = caller.bytes(op.data, length, "data");
             bytes.map(|bytes| ring.ring.submit_write(number, inode, bytes, op.offset))
         }
-        _ => other(caller, op, length).map(|op| {
+        _ => other(caller, &file, op, length).map(|op| {
             let done = ring.ring.submit(number, inode, op);
-            done.map(|done| done.map(|done| done.result))
+            done.map(|done| {
+                done.map(|done| {
+                    bring(caller, &waiting, &done);
+                    waiting.result(done.result)
+                })
+            })
         }),
     };
     let done = match done {
@@ -84,9 +95,39 @@ fn submit(caller: &Caller, ring: &RingObject, op: &extant_op) -> Result<Option<e
     }
 }
 
+/// Refuses a write that would have to be durable when it is done, which a ring does for direct ones alone.
+fn check_sync(file: &FileObject, kind: u32) -> Result<()> {
+    let writes = matches!(kind, EXTANT_OP_WRITE | EXTANT_OP_APPEND);
+    let can = match file.sync {
+        SyncMode::Later => true,
+        SyncMode::Data => file.direct.is_some(),
+        SyncMode::Full => false,
+    };
+    if writes && !can {
+        let message = "ring: the file was opened with SYNC or DSYNC, or has the flag S, so each write is durable when it \
+                       is done, which a ring cannot promise: open it without, and submit EXTANT_OP_SYNC or \
+                       EXTANT_OP_DATASYNC behind the write";
+        return Err(Error::argument(message));
+    }
+    Ok(())
+}
+
 /// Operations that are no plain reads and writes.
-fn other(caller: &Caller, op: &extant_op, length: usize) -> Result<Op> {
+fn other(caller: &Caller, file: &FileObject, op: &extant_op, length: usize) -> Result<Op> {
     Ok(match op.kind {
+        EXTANT_OP_READ => {
+            // Before it is submitted: it is memory.
+            let buffer = AlignedBuffer::zeroed(caller.buffer(op.data, length, "data")?.len());
+            Op::ReadDirect { offset: op.offset, buffer }
+        }
+        EXTANT_OP_WRITE if file.appends => {
+            Op::Append { bytes: caller.bytes(op.data, length, "data")?.to_vec() }
+        }
+        EXTANT_OP_WRITE => Op::WriteDirect {
+            offset: op.offset,
+            buffer: AlignedBuffer::copy_of(caller.bytes(op.data, length, "data")?),
+            synced: file.sync != SyncMode::Later,
+        },
         EXTANT_OP_APPEND => Op::Append { bytes: caller.bytes(op.data, length, "data")?.to_vec() },
         EXTANT_OP_SYNC => Op::Sync,
         EXTANT_OP_DATASYNC => Op::SyncData,
@@ -98,15 +139,31 @@ fn other(caller: &Caller, op: &extant_op, length: usize) -> Result<Op> {
     })
 }
 
+impl Waiting {
+    /// Returns the result as the header describes it.
+    fn result(&self, result: extant::Result<u64>) -> extant::Result<u64> {
+        result.map(|result| self.appended.unwrap_or(result))
+    }
+}
+
+/// Brings what was read to where its submitter wanted it.
+fn bring(caller: &Caller, waiting: &Waiting, done: &Completion) {
+    if let (Some(to), Ok(read)) = (waiting.to, &done.result) {
+        let buffer = match &done.value {
+            Value::Direct(buffer) => &buffer[..],
+            _ => &done.buffer[..],
+        };
+        let read = usize::try_from(*read).unwrap_or(usize::MAX).min(buffer.len());
+        caller.deliver(to, &buffer[..read]);
+    }
+}
+
 /// Converts the completion of an operation done by a worker, for its submitter.
 fn settle(caller: &Caller, ring: &RingObject, done: Completion) -> extant_completion {
     let waiting = ring.waiting.lock().remove(&done.tag);
-    let waiting = waiting.unwrap_or(Waiting { tag: done.tag, to: None });
-    if let (Some(to), Ok(read)) = (waiting.to, &done.result) {
-        let read = usize::try_from(*read).unwrap_or(usize::MAX).min(done.buffer.len());
-        caller.deliver(to, &done.buffer[..read]);
-    }
-    completion(waiting.tag, done.result, 0)
+    let waiting = waiting.unwrap_or(Waiting { tag: done.tag, to: None, appended: None });
+    bring(caller, &waiting, &done);
+    completion(waiting.tag, waiting.result(done.result), 0)
 }
 
 /// Opens a ring with room for `depth` operations, 1 to 65536, that wait for workers, are worked on, or are done by them and not
@@ -136,6 +193,10 @@ pub unsafe extern "C" fn extant_ring_open(
 /// Returns 1 when it is done already: `*done` has the result. 0 when a worker has it: its result is taken later. -EAGAIN when the
 /// ring is full and nothing has happened (EXTANT_E_RING_FULL): take a result first. Other negative errnos for what is no
 /// operation. Changes of one file take effect in the order of their submission.
+///
+/// What the file was opened with holds: with EXTANT_O_APPEND a write is at the end, wherever `offset` is, and with EXTANT_O_DIRECT
+/// reads and writes go past the cache. Writes that EXTANT_O_SYNC or EXTANT_O_DSYNC would make durable are refused
+/// (EXTANT_E_BAD_ARGUMENT), but for direct ones with EXTANT_O_DSYNC.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn extant_ring_submit(
     ring: *mut extant_ring,
@@ -201,8 +262,8 @@ pub unsafe extern "C" fn extant_ring_event_fd(ring: *mut extant_ring) -> c_int {
     })
 }
 
-/// Closes a ring: waits until all accepted operations are done. Results that were not taken are
-/// lost; memory to read into is not written any more. Returns 0 or a negative errno.
+/// Closes a ring: waits until all accepted operations are done, and until calls of it in other threads have returned.
+/// Results that were not taken are lost; memory to read into is not written any more. Returns 0 or a negative errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn extant_ring_close(ring: *mut extant_ring) -> c_int {
     // SAFETY: the header asks of the caller what `enter` does.
@@ -212,8 +273,9 @@ pub unsafe extern "C" fn extant_ring_close(ring: *mut extant_ring) -> c_int {
                 Object::Ring(_) => Ok(()),
                 _ => Err(wrong("a ring")),
             })?;
-            if let Object::Ring(ring) = &closed {
+            if let Object::Ring(ring) = closed {
                 caller.note(ring.opened.fs());
+                ring.wait_for_end();
             }
             Ok(0)
         })

@@ -147,6 +147,10 @@ const BY_POKING: &[Poke] = &[
     (EXT4, b"\xc0\x3b\x39\x98\0\0\0\x04", 0x1f, b"\x01", |p| {
         matches!(p, Problem::JournalState { .. })
     }),
+    // Journal: fast commits, for which it is too small.
+    (EXT4, b"\xc0\x3b\x39\x98\0\0\0\x04", 0x2b, b"\x20", |p| {
+        matches!(p, Problem::JournalState { .. })
+    }),
     // Quota: magic.
     (QUOTA, b"\x11\x1f\xc0\xd9", 0, b"\0", |p| matches!(p, Problem::Quota { .. })),
     (QUOTA, b"\x11\x1f\xc0\xd9", 0, b"\x27\x19\xc0\xd9", |p| {

@@ -3,6 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 
 use crate::support;
+use support::kernel::Loop;
 use support::{Place, tool};
 
 #[test]
@@ -78,4 +79,19 @@ fn what_cannot_be_followed_is_named() {
     // The copy has the same verdict.
     place.run(&["check", "-q", "a.img"]).ends_with(4);
     place.run(&["check", "-q", "b.img"]).ends_with(4);
+}
+
+/// What the kernel writes to a file that has lost its name is lost.
+#[test]
+fn an_image_that_the_kernel_has_is_not_replaced() {
+    let place = Place::with_image();
+    std::fs::copy(place.path("a.img"), place.path("b.img")).unwrap();
+    std::os::unix::fs::symlink("b.img", place.path("link")).unwrap();
+    let Some(device) = Loop::over(&place.path("b.img")) else { return };
+    let before = place.path("b.img").metadata().unwrap().ino();
+    for out in ["b.img", "link"] {
+        place.run(&["metadata", "-f", "a.img", out]).ends_with(7).complains(&["in use", &device.0]);
+    }
+    assert_eq!(place.path("b.img").metadata().unwrap().ino(), before);
+    drop(device);
 }

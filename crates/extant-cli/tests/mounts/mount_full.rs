@@ -266,6 +266,25 @@ fn cp_into_an_image_on_a_full_disk_names_what_does_not_fit_and_keeps_the_rest() 
     assert!(fs::read(mounts.path("full/b.img")).unwrap() == before);
 }
 
+#[test]
+fn a_full_disk_below_a_loop_device_is_told_without_a_journal_that_nobody_has() {
+    let Some(mounts) = mounts() else { return };
+    if !full_disk(&mounts, "12M") {
+        return;
+    }
+    fs::write(mounts.path("file"), noise(1, 40 << 20)).unwrap();
+    for (kind, hint) in [("ext2", "no journal: extant repair"), ("ext4", "replays the journal")] {
+        let disk = mounts.path("full").join(kind);
+        fs::File::create(&disk).unwrap().set_len(64 << 20).unwrap();
+        let Some(device) = kernel::Loop::over(&disk) else { return };
+        let make = ["-q", "-F", "-E", "nodiscard", "-t", kind, &device.0];
+        assert!(tool("mke2fs", &make, mounts.place.0.path()).unwrap().status.success());
+        mounts.place.run(&["cp", "file", &format!("{}:/", device.0)]).ends_with(8).hints(hint);
+        drop(device);
+        fs::remove_file(&disk).unwrap();
+    }
+}
+
 /// Free and available blocks, and bytes of one.
 fn totals(dir: &std::path::Path) -> (u64, u64, u64) {
     let totals = rustix::fs::statvfs(dir).unwrap();

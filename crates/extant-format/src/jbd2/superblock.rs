@@ -487,6 +487,12 @@ impl JournalSuperblock {
         }
     }
 
+    /// True unless the journal is said to have fast commits, and their blocks leave too little room for the log: Linux and e2fsck
+    /// call such a journal corrupt.
+    pub fn fast_commits_fit(&self) -> bool {
+        !self.incompat.contains(JournalIncompat::FAST_COMMIT) || self.area_blocks() != 0
+    }
+
     /// The blocks of the circular log.
     pub fn log(&self) -> Range<u32> {
         self.first..self.len.saturating_sub(self.area_blocks())
@@ -692,10 +698,13 @@ mod tests {
         ];
         for (len, blocks, log, area) in table {
             let sb = with(len, blocks);
+            assert_eq!(sb.fast_commits_fit(), !area.is_empty(), "{len} {blocks}");
             assert_eq!((sb.log(), sb.fast_commit_area()), (log, area), "{len} {blocks}");
         }
+        assert!(with(4096, 1).fast_commits_fit(), "which is an empty area all the same");
         let off = JournalSuperblock { incompat: JournalIncompat::empty(), ..with(4096, 100) };
         assert_eq!((off.log(), off.fast_commit_area()), (1..4096, 4096..4096));
+        assert!(off.fast_commits_fit());
         assert!(off.goes_round() && !with(4096, 100).goes_round());
         // A log that starts behind its own end.
         let sb = JournalSuperblock { first: 4000, ..with(4096, 0) };

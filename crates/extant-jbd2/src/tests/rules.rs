@@ -628,6 +628,19 @@ fn a_transaction_of_many_descriptors_goes_round_and_comes_back_whole() {
 }
 
 #[test]
+fn a_journal_without_room_for_fast_commits_does_not_get_them() {
+    let memory = Arc::new(formatted(JournalChecksum::V3));
+    let device: SharedDevice = memory.clone();
+    let options = JournalOptions { features: JournalIncompat::FAST_COMMIT, ..super::options() };
+    let client = TestClient::plain();
+    let journal = Journal::open(store(&device), Arc::clone(&device), client, options).unwrap();
+    change(&journal, &[(&TestBlock::new(1), 3)]);
+    let now = store(&device).superblock().clone();
+    assert!(now.is_dirty() && now.fast_commits_fit(), "{now:?}");
+    assert!(!now.incompat.contains(JournalIncompat::FAST_COMMIT), "{now:?}");
+}
+
+#[test]
 fn j19_with_fast_commits_the_log_begins_again_at_its_first_block() {
     let memory = Arc::new(formatted(JournalChecksum::V3));
     let device: SharedDevice = memory.clone();
