@@ -30,6 +30,9 @@ const SELDOM: InodeFlags = InodeFlags::INLINE_DATA
 /// The inode that holds bad blocks.
 const BAD_BLOCKS: Ino = Ino(1);
 
+/// Stands for every policy of a version that is not known: equal to itself, and to no other.
+const LATER_POLICY: &[u8] = b"later";
+
 /// A little-endian field of a record.
 pub(crate) fn field32(record: &[u8], at: usize) -> u32 {
     record.get(at..).and_then(|rest| rest.first_chunk()).map_or(0, |raw| u32::from_le_bytes(*raw))
@@ -449,8 +452,8 @@ impl Scan<'_, '_> {
         let policy = match (context.first(), context.len()) {
             (Some(1), 28) => context.get(..12),
             (Some(2), 40) => context.get(..24),
-            // A later version: nothing is known of it.
-            (Some(version), _) if *version > 2 => return,
+            // A later version: nothing is known of it, but that it is none of the others.
+            (Some(version), _) if *version > 2 => Some(LATER_POLICY),
             _ => None,
         };
         match policy {

@@ -201,9 +201,11 @@ mod tests {
         assert_eq!(digest.check(b""), Ok(()));
         assert_eq!(digest.check(b"x").unwrap_err(), Digest::sha256(b"x"));
         let upper = EMPTY.replace('e', "E");
-        for bad in
-            ["", "sha256:", "sha256", "md5:00", "sha256:../../etc/passwd", &upper, &EMPTY[..70]]
-        {
+        // Of the right length, and it would lead out of the directory of blobs.
+        let outside = format!("sha256:{}passwd0", "../".repeat(19));
+        assert_eq!(outside.len(), EMPTY.len());
+        let bad = ["", "sha256:", "sha256", "md5:00", "sha256:../../etc/passwd"];
+        for bad in bad.into_iter().chain([&*upper, &EMPTY[..70], &outside]) {
             assert!(bad.parse::<Digest>().is_err(), "{bad}");
         }
         assert!(format!("sha512:{}", "0".repeat(128)).parse::<Digest>().is_ok());

@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{LAYOUTS, hasty, made, seen, with_size};
+use common::{LAYOUTS, hasty, made, many_files, seen, to_size, with_at_the_end, with_size};
 use extant::MountOptions;
 use extant_base::Prng;
 use extant_block::{
@@ -94,6 +94,48 @@ fn a_write_that_fails_is_told_and_loses_nothing() {
         assert_eq!(seen(&copy), before, "write {number}");
     }
     assert!(failures > 5, "{failures}");
+}
+
+/// The same while files move in front of a new end; flushes fail as well.
+#[test]
+fn a_write_or_flush_that_fails_in_a_shrink_is_told_and_loses_nothing() {
+    let dir = tempdir().unwrap();
+    let first = require!(made(dir.path(), LAYOUTS[2]));
+    let (grown, _) = to_size(&first, 24 << 20).unwrap();
+    // So many that it takes several steps.
+    let good = with_at_the_end(&grown, many_files);
+    let before = seen(&good);
+    for (kind, step, least) in [(OperationKind::Write, 7, 20), (OperationKind::Flush, 1, 8)] {
+        let mut failures = 0;
+        for number in (0..).step_by(step) {
+            let device = Arc::new(good.snapshot());
+            let plan = FaultPlan {
+                exactly: vec![(kind, number, 1)],
+                whole: 0..u64::MAX,
+                ..FaultPlan::default()
+            };
+            let fault = Arc::new(FaultDevice::new(Arc::clone(&device), plan));
+            let shared: SharedDevice = Arc::clone(&fault) as SharedDevice;
+            let result = resize(&shared, Goal::Min, &hasty(), &mut |_| {});
+            if fault.failed() == 0 {
+                result.unwrap();
+                break;
+            }
+            let what = format!("{kind:?} {number}");
+            assert!(result.is_err(), "{what} failed, and nobody says so");
+            failures += 1;
+            let copy: Arc<MemoryDevice> = Arc::new(device.snapshot());
+            let options = MountOptions::new().read_only(false).background(false);
+            let fs = options.open_shared(Arc::clone(&copy) as SharedDevice);
+            fs.unwrap_or_else(|error| panic!("{what}: {error}")).unmount().unwrap();
+            // That the journal stopped for an error is recorded.
+            let options = CheckOptions { require_clean_state: false, ..CheckOptions::default() };
+            let report = check(&*copy, &options).unwrap();
+            assert!(report.is_clean(), "{what}: {:?}", report.problems);
+            assert_eq!(seen(&copy), before, "{what}");
+        }
+        assert!(failures >= least, "{kind:?}: {failures}");
+    }
 }
 
 /// Each read fails once: it is told as a failure of the device, never as damage that a repair would set right.

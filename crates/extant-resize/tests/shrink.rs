@@ -5,8 +5,8 @@ mod common;
 use std::sync::Arc;
 
 use common::{
-    LAYOUTS, Layout, hasty, made, problems, seen, to_size, with_at_the_end, with_files_at_the_end,
-    with_inodes_at_the_end, with_last_inodes, with_size,
+    LAYOUTS, Layout, hasty, made, many_files, problems, seen, to_size, with_at_the_end,
+    with_files_at_the_end, with_inodes_at_the_end, with_last_inodes, with_size,
 };
 use extant::MountOptions;
 use extant_base::Prng;
@@ -211,6 +211,61 @@ fn inodes_of_quota_and_orphans_move() {
     assert_eq!(seen(&next), before, "{plan:?}");
 }
 
+/// The blocks of the orphan file have checksums with their place in them.
+#[test]
+fn an_orphan_file_behind_the_end_moves() {
+    let dir = tempdir().unwrap();
+    let first = require!(made(dir.path(), LAYOUTS[2]));
+    let (grown, _) = to_size(&first, bytes(&first) * 2).unwrap();
+    let tune2fs = require!(oracle::Tool::find("tune2fs"));
+    let shared = Arc::new(grown);
+    let opened = || {
+        let options = MountOptions::new().read_only(false).background(false);
+        options.open_shared(Arc::clone(&shared) as SharedDevice).unwrap()
+    };
+    let fs = opened();
+    let filler = fs.open_options().write(true).create(true).open("/filler").unwrap();
+    let mut at = 0;
+    while let Ok(written @ 1..) = filler.write_at(&[0xee; 64 << 10], at)
+        && filler.sync().is_ok()
+    {
+        at += written as u64;
+    }
+    filler.set_len(at - (1 << 20)).unwrap();
+    drop(filler);
+    fs.unmount().unwrap();
+    let path = dir.path().join("filled.img");
+    image::save(&shared, &path);
+    let output = tune2fs.command().args(["-O", "orphan_file"]).arg(&path).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let shared = Arc::new(image::load(&path));
+    let options = MountOptions::new().read_only(false).background(false);
+    let fs = options.open_shared(Arc::clone(&shared) as SharedDevice).unwrap();
+    fs.remove_file("/filler").unwrap();
+    fs.unmount().unwrap();
+    let full = shared.snapshot();
+    assert_eq!(require!(e2fsck(&full, dir.path())), "");
+    let before = seen(&full);
+    let small = smallest(&full);
+    let blocks = |device: &MemoryDevice| {
+        let path = dir.path().join("blocks.img");
+        let _removed = std::fs::remove_file(&path);
+        image::save(device, &path);
+        let orphan_file = format!("blocks <{}>", superblock(device).orphan_file_inode);
+        let text = oracle::debugfs(&path, false, &orphan_file)?;
+        let numbers = text.split_whitespace().filter_map(|word| word.parse::<u64>().ok());
+        Ok::<_, String>(numbers.collect::<Vec<_>>())
+    };
+    let old = require!(blocks(&full));
+    assert!(!old.is_empty() && old.iter().any(|block| block * 1024 >= small), "{old:?}");
+    let (next, plan) = to_size(&full, small).unwrap();
+    let new = require!(blocks(&next));
+    assert!(new.len() == old.len() && new.iter().all(|block| block * 1024 < small), "{new:?}");
+    assert_eq!(require!(e2fsck(&next, dir.path())), "", "{plan:?}");
+    assert_eq!(problems(&next), [""; 0], "{plan:?}");
+    assert_eq!(seen(&next), before, "{plan:?}");
+}
+
 #[test]
 fn inodes_that_may_not_move_are_named() {
     let dir = tempdir().unwrap();
@@ -270,6 +325,8 @@ fn the_kernel_mounts_what_has_other_inodes_and_fills_it() {
 enum What {
     Blocks,
     Inodes,
+    /// Blocks of more files than one transaction takes.
+    Many,
 }
 
 /// After each write, with everything written so far or only with what was flushed.
@@ -278,6 +335,11 @@ fn cuts(layout: Layout, step: usize, what: What) -> Result<(), String> {
     let full = match what {
         What::Blocks => full_at_the_end(dir.path(), layout)?,
         What::Inodes => used_at_the_end(dir.path(), layout)?,
+        What::Many => {
+            let first = made(dir.path(), layout)?;
+            let (grown, _) = to_size(&first, bytes(&first) * 2).unwrap();
+            with_at_the_end(&grown, many_files)
+        }
     };
     let before = seen(&full);
     let size = smallest(&full);
@@ -287,6 +349,7 @@ fn cuts(layout: Layout, step: usize, what: What) -> Result<(), String> {
     match what {
         What::Blocks => assert!(plan.moved_files > 3, "{layout:?}: {plan:?}"),
         What::Inodes => assert!(plan.moved_inodes > 0, "{layout:?}: {plan:?}"),
+        What::Many => assert!(plan.moved_files > 100, "{layout:?}: {plan:?}"),
     }
     let journaled = superblock(&full).features.has(Feature::HAS_JOURNAL);
     for position in (0..=recording.len()).step_by(step) {
@@ -331,6 +394,11 @@ fn a_cut_while_files_move_loses_nothing() {
 fn a_cut_while_inodes_move_loses_nothing() {
     require!(cuts(LAYOUTS[3], 3, What::Inodes));
     require!(cuts(LAYOUTS[16], 5, What::Inodes));
+}
+
+#[test]
+fn a_cut_between_the_steps_of_a_long_shrink_loses_nothing() {
+    require!(cuts(LAYOUTS[2], 53, What::Many));
 }
 
 #[test]

@@ -163,6 +163,82 @@ fn blocks_that_cannot_be_read_are_named_and_the_rest_is_checked() {
     }
 }
 
+/// Each block that a check reads, of an image that has everything: without it the check fails, or goes on and names it.
+#[test]
+fn no_block_that_cannot_be_read_goes_unnoticed() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("image");
+    let source = dir.path().join("source");
+    fs::create_dir_all(source.join("d")).unwrap();
+    for number in 0..40 {
+        fs::write(source.join(format!("d/{number:0100}")), []).unwrap();
+    }
+    std::os::unix::fs::symlink("t".repeat(100), source.join("link")).unwrap();
+    let sparse = fs::File::create(source.join("sparse")).unwrap();
+    for hole in 0..12 {
+        std::os::unix::fs::FileExt::write_all_at(&sparse, &[1; 512], hole * 9000).unwrap();
+    }
+    let from = source.display().to_string();
+    let features = "-Oquota,orphan_file,ea_inode,mmp,^metadata_csum,^uninit_bg,^flex_bg";
+    let words = ["-text4", "-b1024", features, "-g1024", "-Jsize=1", "-N256", "-d", &from];
+    require!(oracle::mke2fs(&path, "3M", &words));
+    for (name, len) in [("value", 400), ("large", 3000)] {
+        fs::write(dir.path().join(name), vec![b'v'; len]).unwrap();
+    }
+    let place = dir.path().display();
+    let attributes = format!(
+        "ea_set -f {place}/value /sparse user.value\nea_set -f {place}/large /sparse user.large"
+    );
+    oracle::debugfs(&path, true, &attributes).unwrap();
+    oracle::e2fsck_as(&path, "-fyD", &[]).unwrap();
+    let good = image::load(&path);
+    assert_eq!(check(&good, &CheckOptions::default()).unwrap().problems, []);
+    let lenient = CheckOptions { skip_unreadable: true, ..CheckOptions::default() };
+    let mut named = std::collections::BTreeSet::new();
+    // The superblock itself is in block 1.
+    for block in 2..3072 {
+        let device = Failing { below: good.snapshot(), blocks: vec![block] };
+        // It may be one that is not needed: contents, copies of what has been read, free space.
+        let error = match check(&device, &CheckOptions::default()) {
+            Ok(report) => {
+                assert!(!report.is_partial && report.is_clean(), "block {block}: {report:?}");
+                continue;
+            }
+            Err(error) => error,
+        };
+        assert!(matches!(error, CheckError::Device(_)), "block {block}: {error}");
+        let report = match check(&device, &lenient) {
+            // Nothing can be said without descriptors.
+            Err(CheckError::Device(_)) if block == 2 => continue,
+            report => report.unwrap(),
+        };
+        assert!(report.is_partial, "block {block}");
+        let unread: Vec<_> = report.problems.iter().filter_map(unread).collect();
+        assert!(unread.iter().any(|(at, _)| *at == block), "block {block}: {unread:?}");
+        let kind = |what: &str| what.trim_end_matches(|c: char| c.is_ascii_digit()).to_owned();
+        named.extend(unread.iter().map(|(_, what)| kind(what)));
+    }
+    let named: Vec<&str> = named.iter().map(String::as_str).collect();
+    assert_eq!(named, UNREADABLE);
+}
+
+/// Everything that an image has and that a check reads.
+const UNREADABLE: [&str; 13] = [
+    "a quota file",
+    "directory ",
+    "inode ",
+    "the attributes of inode ",
+    "the block bitmap of group ",
+    "the block for multiple-mount protection",
+    "the extents of inode ",
+    "the index of directory ",
+    "the inode bitmap of group ",
+    "the inode table of group ",
+    "the journal",
+    "the orphan file",
+    "the resize inode",
+];
+
 fn unread(problem: &Problem) -> Option<(u64, &str)> {
     match problem {
         Problem::Unreadable { what, block, .. } => Some((block.0, what)),

@@ -11,4 +11,5 @@ mod hostile;
 mod kernel;
 mod plain;
 mod problems;
+mod rules;
 mod sweep;

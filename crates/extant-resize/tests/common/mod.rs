@@ -263,6 +263,13 @@ pub(crate) fn with_last_inodes(
     shared.snapshot()
 }
 
+/// Files whose inodes do not fit into one step of a shrink.
+pub(crate) fn many_files(fs: &Fs) {
+    for number in 0..390u32 {
+        fs.write(format!("/many/{number}"), vec![number as u8; 700]).unwrap();
+    }
+}
+
 /// How many inodes [`with_inodes_at_the_end`] makes at most.
 pub(crate) const LAST_INODES: u32 = 40;
 
@@ -305,6 +312,10 @@ pub(crate) fn with_inodes_at_the_end(device: &MemoryDevice) -> MemoryDevice {
             fs.set_xattr("/last/d/3/f", "user.large", vec![9; 2 * block as usize], mode).unwrap();
             fs.write("/value", vec![1; 100]).unwrap();
             fs.set_xattr("/value", "user.large", vec![8; 2 * block as usize], mode).unwrap();
+            // The inode has no room left: the value's number is in the block of attributes.
+            fs.write("/crowded", vec![1; 3000]).unwrap();
+            fs.set_xattr("/crowded", "user.small", vec![6; 60], mode).unwrap();
+            fs.set_xattr("/crowded", "user.large", vec![5; 2 * block as usize], mode).unwrap();
         }
         fs.unmount().unwrap();
         shared.snapshot()

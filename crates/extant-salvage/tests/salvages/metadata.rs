@@ -135,6 +135,20 @@ fn assert_copy(sound: &MemoryDevice, dir: &Path, what: &str) -> Result<(), Strin
     Ok(())
 }
 
+/// A link of 60 bytes or more has its target in the inode, half of it as an attribute.
+#[test]
+fn a_target_in_an_inode_is_not_given_away() {
+    let dir = tempdir().unwrap();
+    let features = ["-text4", "-b1024", "-Oinline_data", "-Jsize=1"];
+    let path = dir.path().join("inline.img");
+    image::save(&require!(sample(dir.path(), &features)), &path);
+    let target = "TARGET-OF-A-LINK".repeat(6);
+    oracle::debugfs(&path, true, &format!("symlink /d/inside {target}")).unwrap();
+    let text = oracle::debugfs(&path, false, "stat /d/inside").unwrap();
+    assert!(text.contains("Flags: 0x10000000"), "{text}");
+    require!(assert_copy(&image::load(&path), dir.path(), "a target in an inode"));
+}
+
 #[test]
 fn copies_are_as_sound_as_the_image() {
     for features in SETS {
