@@ -8,7 +8,7 @@ use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -24,6 +24,9 @@ use crate::length::check_length;
 use crate::queue::DeviceEngine;
 use crate::rings::{self, Rings, reason};
 use crate::room::Room;
+
+/// Bytes of a block of `st_blocks`.
+const STAT_BLOCK_BYTES: u64 = 512;
 
 /// A regular file or a block device.
 ///
@@ -171,8 +174,16 @@ impl FileDevice {
         };
         let device = device.with_engine(rings::default_engine())?;
         if !is_read_only && !is_block_device {
-            let holes = device.next_hole(0..size_bytes);
-            let has_holes = holes.map_err(|source| io_error("examine", path, source))?.is_some();
+            // Where memory holds the file, to look for a hole is to look at every page, and the count is exact.
+            let space = metadata.blocks().saturating_mul(STAT_BLOCK_BYTES);
+            let has_holes = match space < size_bytes {
+                true => true,
+                false if is_in_memory => false,
+                false => {
+                    let holes = device.next_hole(0..size_bytes);
+                    holes.map_err(|source| io_error("examine", path, source))?.is_some()
+                }
+            };
             device.has_holes.store(has_holes, Ordering::Relaxed);
         }
         Ok(device)

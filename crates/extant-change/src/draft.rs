@@ -47,9 +47,15 @@ impl Draft {
         self.changed.read().len()
     }
 
+    /// Takes all blocks that were written, also those that are as they are on the device below; the draft is empty then.
+    #[must_use]
+    pub fn take_all(&self) -> Blocks {
+        std::mem::take(&mut *self.changed.write())
+    }
+
     /// Takes the blocks that are not as they are on the device below; the draft is empty then.
     pub fn take(&self) -> Result<Blocks, DeviceError> {
-        let mut changed = std::mem::take(&mut *self.changed.write());
+        let mut changed = self.take_all();
         let mut same = Vec::new();
         let size = self.block_bytes;
         let mut blocks = changed.iter().peekable();

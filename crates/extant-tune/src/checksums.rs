@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 
 use extant_base::{FsBlock, Ino};
+use extant_block::BlockDevice;
 use extant_format::bitmap::{Bitmap, BitmapRef};
 use extant_format::dir::{self, DirLayout, decode_entry};
 use extant_format::extent::{self, ExtentState};
@@ -21,6 +22,9 @@ use extant_format::{orphan, xattr};
 use crate::error::{Result, TuneError, refuse};
 use crate::inodes::each_inode;
 use crate::work::Work;
+
+/// Bytes of a directory that are read at once, or a block.
+const PIECE_BYTES: usize = 128 << 10;
 
 /// How a directory's blocks are laid out under a superblock.
 fn dir_layout(sb: &Superblock, record: &Record) -> DirLayout {
@@ -175,18 +179,28 @@ impl Sealer<'_> {
             }
         }
         let mut changes = Vec::new();
-        for (number, place) in blocks {
-            let bytes = image.read_block(*place)?;
-            let sealed = match nodes.contains(number) {
-                true => node(bytes, *number, index_layout(self.target, new), seed),
-                false => leaf(bytes, old, new, seed)?,
-            };
-            match sealed {
-                Sealed::Quiet(bytes) => changes.push((*place, bytes, true)),
-                Sealed::Moved(bytes) => changes.push((*place, bytes, false)),
-                Sealed::Full => {
-                    self.full.push(record.ino);
-                    return Ok(());
+        let size = image.block_bytes();
+        let mut piece = Vec::new();
+        // Neighbours are read at once.
+        let per_piece = (PIECE_BYTES / size).max(1);
+        let runs = blocks.chunk_by(|(_, one), (_, next)| one + 1 == *next);
+        for run in runs.flat_map(|run| run.chunks(per_piece)) {
+            let Some((_, start)) = run.first() else { continue };
+            piece.resize(run.len() * size, 0);
+            image.draft.read_at(start * size as u64, &mut piece)?;
+            for ((number, place), bytes) in run.iter().zip(piece.chunks_exact(size)) {
+                let bytes = bytes.to_vec();
+                let sealed = match nodes.contains(number) {
+                    true => node(bytes, *number, index_layout(self.target, new), seed),
+                    false => leaf(bytes, old, new, seed)?,
+                };
+                match sealed {
+                    Sealed::Quiet(bytes) => changes.push((*place, bytes, true)),
+                    Sealed::Moved(bytes) => changes.push((*place, bytes, false)),
+                    Sealed::Full => {
+                        self.full.push(record.ino);
+                        return Ok(());
+                    }
                 }
             }
         }

@@ -22,49 +22,53 @@ fn records_in(image: &Image, group: u32) -> Result<u32> {
     Ok(image.sb.inodes_per_group.saturating_sub(unused))
 }
 
+/// Bytes of a table that are in memory at a time, or a block: they stay in a processor's cache.
+const PIECE_BYTES: usize = 256 << 10;
+
 /// Calls `f` for each record that is not empty, with whether its inode is in use: deleted ones have
-/// checksums, too. It says whether it changed the record. What changed is written past the draft. One
-/// group's table is in memory at a time.
+/// checksums, too. It says whether it changed the record. What changed is written past the draft.
 pub(crate) fn each_inode(
     image: &Image,
     mut f: impl FnMut(&mut Record, bool) -> Result<bool>,
 ) -> Result {
     let size = usize::from(image.sb.inode_size).max(128);
     let block = image.block_bytes();
+    let (per_piece, mut piece) = ((PIECE_BYTES / block).max(1), Vec::new());
+    let mut record = Record { ino: Ino(0), bytes: Vec::with_capacity(size) };
     for group in 0..image.sb.group_count {
-        let count = records_in(image, group)?;
+        let count = records_in(image, group)? as usize;
         let bitmap = image.inode_bitmap(group)?;
-        if count == 0 {
-            continue;
-        }
-        let len = (count as usize * size).next_multiple_of(block);
-        let start = image.group(group)?.inode_table.0 * block as u64;
-        let mut table = vec![0; len];
-        image.draft.read_at(start, &mut table)?;
-        let mut record = Record { ino: Ino(0), bytes: Vec::with_capacity(size) };
-        let mut touched = std::collections::BTreeSet::new();
-        for bit in 0..count {
-            let at = bit as usize * size;
-            let Some(bytes) = table.get_mut(at..at + size) else { break };
-            if bytes.iter().all(|byte| *byte == 0) {
-                continue;
+        let table = image.group(group)?.inode_table.0;
+        let blocks = (count * size).div_ceil(block);
+        for first in (0..blocks).step_by(per_piece) {
+            piece.resize(per_piece.min(blocks - first) * block, 0);
+            let start = table + first as u64;
+            image.draft.read_at(start * block as u64, &mut piece)?;
+            let mut touched = std::collections::BTreeSet::new();
+            let bits = first * block / size..count;
+            for (bit, (at, bytes)) in
+                bits.zip((0..).step_by(size).zip(piece.chunks_exact_mut(size)))
+            {
+                if bytes.iter().all(|byte| *byte == 0) {
+                    continue;
+                }
+                // A group has as many inodes as a block has bits.
+                record.ino = Ino(group * image.sb.inodes_per_group + bit as u32 + 1);
+                record.bytes.clear();
+                record.bytes.extend_from_slice(bytes);
+                if f(&mut record, bitmap.view().get(bit as u32))? && *bytes != *record.bytes {
+                    bytes.copy_from_slice(&record.bytes);
+                    touched.insert(at / block);
+                }
             }
-            record.ino = Ino(group * image.sb.inodes_per_group + bit + 1);
-            record.bytes.clear();
-            record.bytes.extend_from_slice(bytes);
-            if f(&mut record, bitmap.view().get(bit))? && *bytes != *record.bytes {
-                bytes.copy_from_slice(&record.bytes);
-                touched.insert(at / block);
+            let mut touched = touched.into_iter().peekable();
+            while let Some(from) = touched.next() {
+                let mut end = from + 1;
+                while touched.next_if_eq(&end).is_some() {
+                    end += 1;
+                }
+                image.write_fresh(start + from as u64, &piece[from * block..end * block])?;
             }
-        }
-        let mut touched = touched.into_iter().peekable();
-        while let Some(first) = touched.next() {
-            let mut end = first + 1;
-            while touched.next_if_eq(&end).is_some() {
-                end += 1;
-            }
-            let bytes = &table[first * block..end * block];
-            image.write_fresh(start / block as u64 + first as u64, bytes)?;
         }
     }
     Ok(())

@@ -78,7 +78,8 @@ impl<'a> Work<'a> {
         space.apply(&mut self.image)?;
         let switch = self.image.draft.take()?;
         let backups = self.image.backups()?;
-        let quiet = self.stage.take()?;
+        // What is written past the draft is written because it changes.
+        let quiet = self.stage.take_all();
         let sb = self.image.sb.clone();
         let step = Step {
             quiet,
