@@ -11,6 +11,7 @@ use extant_format::inode::{InodeLayout, InodesVerifier};
 use extant_format::superblock::Superblock;
 
 use crate::claims::Claims;
+use crate::plain::Plain;
 use crate::states::States;
 use crate::{CheckError, CheckOptions, Problem};
 
@@ -34,6 +35,8 @@ pub(crate) struct Base<'a> {
     pub(crate) fixed: Vec<u32>,
     pub(crate) claims: Claims,
     pub(crate) states: States,
+    /// How plain files are recognised, where they are.
+    pub(crate) plain: Option<Plain>,
     /// Whether the results are for a repair, which wants to know more of each inode.
     pub(crate) is_full: bool,
     /// Something could not be read, so that what is missing elsewhere may be there.

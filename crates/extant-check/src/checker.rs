@@ -16,6 +16,7 @@ use crate::claims::Claims;
 use crate::findings::Findings;
 use crate::found::Found;
 use crate::meet::Meet;
+use crate::plain::Plain;
 use crate::states::{State, States};
 use crate::{CheckError, CheckOptions, Counts, ImageState, Problem, Report};
 
@@ -70,6 +71,7 @@ impl<'a> Checker<'a> {
             fixed: Vec::new(),
             claims: Claims::new(sb.group_count, sb.clusters_per_group),
             states,
+            plain: Plain::of(&sb),
             is_full,
             is_partial: AtomicBool::new(false),
             sb,

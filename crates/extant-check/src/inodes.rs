@@ -288,22 +288,35 @@ impl Scan<'_, '_> {
         self.states.set(ino, State::new(inode.kind(), is_value));
     }
 
+    /// Returns whether anybody wants to know what owners use.
+    pub(crate) fn counts_usage(&self) -> bool {
+        self.base.is_full || self.base.sb.features.has_ro_compat(RoCompat::QUOTA)
+    }
+
     /// Adds an inode to what its owners use.
     fn count_usage(&mut self, ino: Ino, inode: &Inode, value_inodes: u32) {
+        if self.counts_usage() && !inode.flags.contains(InodeFlags::EA_INODE) {
+            let owners = [inode.uid, inode.gid, inode.project];
+            self.count_owners(ino, owners, inode.sectors, value_inodes);
+        }
+    }
+
+    /// Adds what an inode has to what its user, its group and its project use.
+    pub(crate) fn count_owners(
+        &mut self,
+        ino: Ino,
+        owners: [u32; 3],
+        sectors: u64,
+        value_inodes: u32,
+    ) {
         let sb = &self.base.sb;
-        if !self.base.is_full && !sb.features.has_ro_compat(RoCompat::QUOTA) {
-            return;
-        }
         let hidden = [sb.project_quota_inode, sb.orphan_file_inode];
-        let counts = ino == Ino::ROOT || ino.0 >= sb.first_inode.0;
-        let is_value = inode.flags.contains(InodeFlags::EA_INODE);
-        if !counts || is_value || hidden.contains(&ino) {
+        if hidden.contains(&ino) || ino != Ino::ROOT && ino.0 < sb.first_inode.0 {
             return;
         }
-        let owners = [inode.uid, inode.gid, inode.project];
         for (usage, id) in self.part.usage.iter_mut().zip(owners) {
             let sum = usage.entry(id).or_default();
-            sum.0 = sum.0.saturating_add(inode.sectors.saturating_mul(512));
+            sum.0 = sum.0.saturating_add(sectors.saturating_mul(512));
             sum.1 = sum.1.saturating_add(1).saturating_add(u64::from(value_inodes));
         }
     }

@@ -130,6 +130,12 @@ fn run<'a>(
         Ok(checker) => checker,
         Err(report) => return Ok(Err(report)),
     };
+    run_all(&mut checker)?;
+    Ok(Ok(checker))
+}
+
+/// Runs all steps of a check.
+fn run_all(checker: &mut Checker<'_>) -> Result<(), CheckError> {
     type Step = fn(&mut Checker<'_>) -> Result<(), CheckError>;
     let steps: [Step; 8] = [
         |checker| checker.read_groups(),
@@ -156,9 +162,9 @@ fn run<'a>(
         if checker.findings.is_stopped {
             break;
         }
-        step(&mut checker)?;
+        step(checker)?;
     }
     let is_cancelled = checker.findings.meet.is_cancelled();
     checker.findings.report.is_partial = is_cancelled || checker.base.is_partial();
-    Ok(Ok(checker))
+    Ok(())
 }

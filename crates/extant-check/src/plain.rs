@@ -6,11 +6,10 @@
 
 use extant_base::Ino;
 use extant_format::extent::{MAGIC, ROOT_RECORDS};
-use extant_format::features::{Incompat, RoCompat};
+use extant_format::features::Incompat;
 use extant_format::inode::{FileKind, InodeFlags};
 use extant_format::record::{self, u16_at, u32_at};
-
-use crate::base::Base;
+use extant_format::superblock::Superblock;
 
 /// Bytes of the part that every inode has.
 const BASE_BYTES: usize = 128;
@@ -45,11 +44,9 @@ impl Runs {
 }
 
 impl Plain {
-    /// `None` for an image with rules about blocks or owners that plain files can break, too.
-    pub(crate) fn of(base: &Base<'_>) -> Option<Plain> {
-        let sb = &base.sb;
-        let is_counted = base.is_full || sb.features.has_ro_compat(RoCompat::QUOTA);
-        if is_counted || sb.bigalloc() || !sb.features.has_incompat(Incompat::EXTENTS) {
+    /// `None` for an image with rules about blocks that plain files can break, too.
+    pub(crate) fn of(sb: &Superblock) -> Option<Plain> {
+        if sb.bigalloc() || !sb.features.has_incompat(Incompat::EXTENTS) {
             return None;
         }
         Some(Plain {
@@ -119,3 +116,6 @@ impl Plain {
         is_plain.then_some(Runs { list, count: usize::from(count) })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,13 +5,15 @@ use std::ops::Range;
 use extant_base::{BlockSize, GroupIndex, Ino};
 use extant_format::bitmap::BitmapRef;
 use extant_format::group::{GroupChecksum, GroupDescriptor, GroupFlags};
-use extant_format::inode::FileKind;
+use extant_format::inode::{FileKind, InodeFlags};
+use extant_format::record::{self, u16_at, u32_at};
 
 use crate::base::Base;
 use crate::inodes::Outside;
 use crate::piece::Piece;
 use crate::scan::Scan;
 use crate::states::State;
+use crate::tables::Whole;
 use crate::{CheckError, Problem};
 
 /// Blocks of an inode table read at once, in bytes: they stay in a processor's cache until they are
@@ -215,7 +217,7 @@ impl Scan<'_, '_> {
 impl Scan<'_, '_> {
     /// Takes an inode for what it is, if it is a plain file. False when it has to be looked at.
     fn take_plain(&mut self, ino: Ino, record: &[u8], is_sound: bool) -> bool {
-        let runs = self.plain.and_then(|plain| plain.runs(ino, record, is_sound));
+        let runs = self.base.plain.and_then(|plain| plain.runs(ino, record, is_sound));
         let Some(runs) = runs else { return false };
         if !runs.list().iter().all(|(block, len)| self.in_range(*block, *len)) {
             return false;
@@ -225,7 +227,25 @@ impl Scan<'_, '_> {
             // What is claimed twice was told, and what is said of a map with such blocks is said of none.
             _ = self.claim(ino, *block, *len);
         }
+        if self.counts_usage() {
+            self.count_plain(ino, record);
+        }
         true
+    }
+
+    /// Adds a plain file to what is known of owners, and to what a repair knows.
+    fn count_plain(&mut self, ino: Ino, record: &[u8]) {
+        let (mode, links) = (u16_at(record, record::MODE), u16_at(record, record::LINKS));
+        let flags = InodeFlags::from_bits_retain(u32_at(record, record::FLAGS));
+        let size = u64::from(u32_at(record, record::SIZE_LO));
+        let sectors = u64::from(u32_at(record, record::BLOCKS_LO));
+        if self.base.is_full {
+            self.part.all.push(Whole { ino, mode, links, flags, size, sectors });
+        }
+        let id = |low, high| u32::from(u16_at(record, low)) | u32::from(u16_at(record, high)) << 16;
+        // Behind the end of a small inode there is none.
+        let owners = [id(0x2, 0x78), id(0x18, 0x7a), u32_at(record, 0x9c)];
+        self.count_owners(ino, owners, sectors, 0);
     }
 }
 

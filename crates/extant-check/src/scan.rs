@@ -18,7 +18,6 @@ use crate::findings::{HELD_MAX, Sink};
 use crate::found::Found;
 use crate::part::Part;
 use crate::piece::Piece;
-use crate::plain::Plain;
 use crate::{CheckError, Problem, crew};
 
 /// Bytes of inode tables in one piece.
@@ -36,7 +35,6 @@ pub(crate) struct Scan<'s, 'a> {
     is_conflict: Option<&'s AtomicBool>,
     /// Not claimed yet, in a piece beside others.
     gathered: Gathered,
-    pub(crate) plain: Option<Plain>,
 }
 
 impl<'a> Deref for Scan<'_, 'a> {
@@ -157,7 +155,6 @@ impl Checker<'_> {
             part: Part::default(),
             is_conflict: None,
             gathered: Gathered::default(),
-            plain: Plain::of(&self.base),
         };
         for piece in pieces {
             scan.read_tables(&piece)?;
@@ -186,7 +183,6 @@ impl Checker<'_> {
                 part: Part::default(),
                 is_conflict: Some(&is_conflict),
                 gathered: Gathered::default(),
-                plain: Plain::of(base),
             };
             if !is_conflict.load(Ordering::Relaxed)
                 && let Some(piece) = pieces.get(number)

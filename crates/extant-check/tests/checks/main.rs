@@ -9,7 +9,6 @@ mod built;
 mod clean;
 mod hostile;
 mod kernel;
-mod plain;
 mod problems;
 mod rules;
 mod sweep;
