@@ -15,6 +15,7 @@ impl Problem {
             Problem::State { .. } => "state",
             Problem::ExtraSize { .. } => "extra-size",
             Problem::Feature { .. } => "feature",
+            Problem::FeatureAlone { .. } => "feature-alone",
             Problem::Mmp(..) => "mmp",
             Problem::SuperblockCount { .. } => "superblock-count",
             Problem::ResizeInode { .. } => "resize-inode",

@@ -62,6 +62,7 @@ impl Problem {
             | P::State { .. }
             | P::ExtraSize { .. }
             | P::Feature { .. }
+            | P::FeatureAlone { .. }
             | P::Mmp(..)
             | P::GroupFlags { .. }
             | P::Reserved { .. }

@@ -103,7 +103,9 @@ impl Scan<'_, '_> {
         let sb = &self.sb;
         let is_used = match ino {
             Ino::USER_QUOTA | Ino::GROUP_QUOTA => {
-                [sb.user_quota_inode, sb.group_quota_inode, sb.project_quota_inode].contains(&ino)
+                sb.features.has_ro_compat(RoCompat::QUOTA)
+                    && [sb.user_quota_inode, sb.group_quota_inode, sb.project_quota_inode]
+                        .contains(&ino)
             }
             Ino::JOURNAL => sb.journal_inode == ino,
             // Bad blocks, the root, the boot loader and the reserve for growth have rules of their own.

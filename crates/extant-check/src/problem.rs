@@ -67,6 +67,14 @@ pub enum Problem {
         /// Reason why it is needed.
         why: &'static str,
     },
+    /// The superblock has a feature that lacks what it needs.
+    #[error("feature {name} is on, but {why}")]
+    FeatureAlone {
+        /// Name of the feature.
+        name: &'static str,
+        /// What is missing.
+        why: &'static str,
+    },
     /// The block for multiple-mount protection.
     #[error("{0}")]
     Mmp(MmpError),

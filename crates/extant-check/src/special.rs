@@ -64,6 +64,7 @@ impl Checker<'_> {
         } else if !has_journal && sb.features.has_incompat(Incompat::RECOVER) {
             self.problem(Problem::JournalState { why: "it is to be replayed, but there is none" });
         }
+        self.check_features_alone();
         let has_feature = self.base.sb.features.has_compat(Compat::RESIZE_INODE);
         let has_reserve = self.base.sb.reserved_gdt_blocks != 0;
         if has_reserve && !has_feature {
@@ -105,6 +106,44 @@ impl Checker<'_> {
             self.problem(Problem::Orphans { count });
         }
         Ok(())
+    }
+
+    /// Features that need something else in the superblock. With the last two, Linux refuses to mount.
+    fn check_features_alone(&mut self) {
+        let sb = &self.base.sb;
+        let has_orphan_file = sb.features.has_compat(Compat::ORPHAN_FILE);
+        let alone = [
+            (
+                sb.features.has_ro_compat(RoCompat::ORPHAN_PRESENT) && !has_orphan_file,
+                ("orphan_present", "there is no file of orphans"),
+            ),
+            (
+                sb.features.has_incompat(Incompat::MMP) && !self.base.in_range(sb.mmp_block.0, 1),
+                ("mmp", "its block does not exist"),
+            ),
+            (
+                sb.features.has_incompat(Incompat::CASEFOLD) && sb.encoding.to_raw() == 0,
+                ("casefold", "the encoding of names is not said"),
+            ),
+        ];
+        // One without its feature may be a file like others, but nobody else takes it for one.
+        let named = [
+            ("s_orphan_file_inum", sb.orphan_file_inode, has_orphan_file),
+            (
+                "s_prj_quota_inum",
+                sb.project_quota_inode,
+                sb.features.has_ro_compat(RoCompat::QUOTA),
+            ),
+        ];
+        for (_, (name, why)) in alone.into_iter().filter(|(is_alone, _)| *is_alone) {
+            self.problem(Problem::FeatureAlone { name, why });
+        }
+        for (field, ino, has_feature) in named {
+            if !has_feature && self.known(ino).is_some() {
+                let why = "which is in use, but the feature is off";
+                self.problem(Problem::SpecialInode { field, ino, why });
+            }
+        }
     }
 
     /// The block by which hosts tell each other that they have the file system.

@@ -13,7 +13,7 @@ use crate::error::{Fixed, Trouble};
 use crate::state::State;
 use crate::{journal, lost};
 use extant_change::end_of;
-use extant_format::record::{self, put};
+use extant_format::record::{self, put, u32_at};
 
 /// What the checker says of an orphan file whose blocks are not those of its size.
 pub(crate) const ORPHAN_SIZE: &str = "the orphan file has other blocks";
@@ -111,6 +111,23 @@ fn remove_orphan_file(state: &mut State) -> Fixed {
     without_orphan_file(state)
 }
 
+/// Gives a file back that the superblock names without the feature. One that has a name or begins in another way stays: a
+/// number in the superblock does not make it nobody's.
+fn give_back(state: &mut State, ino: Ino, is_one: impl Fn(u64, &[u8]) -> bool) -> Fixed {
+    let mut record = state.load(ino)?;
+    let is_named = state.exam.inode(ino).is_some_and(|view| view.names != 0);
+    if is_named || record.kind() != Some(FileKind::Regular) || !state.has_map(&record) {
+        return Ok(());
+    }
+    let first = state.read_map(&record)?.extents.first().map(|extent| extent.device_start.0);
+    let Some(block) = first else { return Ok(()) };
+    let bytes = state.read_block(block)?;
+    if is_one(block, &bytes) {
+        state.delete_inode(&mut record)?;
+    }
+    Ok(())
+}
+
 fn without_orphan_file(state: &mut State) -> Fixed {
     state.sb.orphan_file_inode = Ino(0);
     state.sb.features.remove(Feature::ORPHAN_FILE);
@@ -174,12 +191,25 @@ pub(crate) fn fix_named(state: &mut State, field: &str, ino: Ino) -> Fixed {
             state.store(&record)
         }
         "s_journal_inum" => journal::fix(state, true),
+        "s_orphan_file_inum" if !state.sb.features.has(Feature::ORPHAN_FILE) => {
+            let size = state.sb.block_size;
+            give_back(state, ino, |block, bytes| {
+                OrphanBlock::decode(size, FsBlock(block), None, bytes).is_ok()
+            })?;
+            without_orphan_file(state)
+        }
         "s_orphan_file_inum" if !state.sb.features.has(Feature::HAS_JOURNAL) => {
             remove_orphan_file(state)
         }
         "s_orphan_file_inum" => make_orphan_file(state),
         "s_usr_quota_inum" => write_quota(state, QuotaKind::User, true),
         "s_grp_quota_inum" => write_quota(state, QuotaKind::Group, true),
+        "s_prj_quota_inum" if !state.sb.features.has(Feature::QUOTA) => {
+            let magic = QuotaKind::Project.magic();
+            give_back(state, ino, |_, bytes| u32_at(bytes, 0) == magic)?;
+            state.sb.project_quota_inode = Ino(0);
+            state.write_superblock()
+        }
         "s_prj_quota_inum" if !state.sb.features.has(Feature::PROJECT) => {
             state.sb.project_quota_inode = Ino(0);
             state.write_superblock()

@@ -676,6 +676,9 @@ fn whole_file_system() {
                 &["journal-state", "block-bitmap", "group-count", "state"],
                 &[],
             ),
+            case("feature orphan_present", &["feature-alone", "state"], &[]),
+            case("feature mmp", &["feature-alone", "state"], &[]),
+            case("feature casefold", &["feature-alone", "state"], &[]),
         ],
     );
 }
@@ -691,6 +694,7 @@ fn quotas_and_what_lies_in_inodes() {
                 &[],
             ),
             case("clri <3>", &["special-inode", "block-bitmap", "state"], &[]),
+            case("feature ^quota", &["special-inode", "block-bitmap", "group-count", "state"], &[]),
             case("clri <4>", &["special-inode", "block-bitmap", "state"], &[]),
             case("zap_block -f <3> 1", &["quota-usage", "block-bitmap", "state"], &[]),
             case("zap_block -f <4> 0", &["quota", "block-bitmap", "state"], &[]),
@@ -842,6 +846,17 @@ fn orphan_files() {
             case("zap_block -f <12> -o 4092 -l 4 -p 1 0", &["orphan-file", "state"], &[]),
             case("zap_block -f <12> -o 0 -l 1 -p 20 0", &["orphan-file", "state"], &[]),
             case("clri <12>", &["special-inode", "block-bitmap", "state"], &[]),
+            case(
+                "feature ^orphan_file",
+                &["special-inode", "block-bitmap", "group-count", "state"],
+                &[],
+            ),
+            // Another file than an orphan file is not taken away.
+            case(
+                "feature ^orphan_file\nset_super_value orphan_file_inum {ino /d/file5}",
+                &["special-inode", "unreachable", "state"],
+                &["/lost+found/#12: new"],
+            ),
             // As tune2fs 1.47.0 leaves it, with nothing in it, or with an inode that was open.
             case(
                 "feature ^has_journal\nset_super_value journal_inum 0\nclri <8>",

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use extant_base::Ino;
+use extant_base::{FsBlock, Ino};
 use extant_check::Problem;
-use extant_format::features::{Feature, State as FsState};
+use extant_format::features::{Encoding, Feature, State as FsState};
 use extant_format::group::GroupFlags;
 use extant_format::mmp::Mmp;
 
@@ -306,6 +306,18 @@ fn fix_super(state: &mut State, batch: &[Problem]) -> Fixed {
                 let feature = Feature::from_name(name)
                     .map_err(|_| Trouble::cannot(format!("feature {name} is not known")))?;
                 state.add_feature(feature);
+            }
+            // Names fold in one way only, so far.
+            Problem::FeatureAlone { name: "casefold", .. } => {
+                state.sb.encoding = Encoding::Utf8V12_1;
+            }
+            Problem::FeatureAlone { name, .. } => {
+                let feature = Feature::from_name(name)
+                    .map_err(|_| Trouble::cannot(format!("feature {name} is not known")))?;
+                state.sb.features.remove(feature);
+                if feature == Feature::MMP {
+                    state.sb.mmp_block = FsBlock(0);
+                }
             }
             Problem::Mmp(_) => {
                 let block = state.sb.mmp_block.0;

@@ -35,6 +35,7 @@ pub(super) fn phase(problem: &Problem) -> Phase {
         | P::SuperblockChecksum(..)
         | P::ExtraSize { .. }
         | P::Feature { .. }
+        | P::FeatureAlone { .. }
         | P::Mmp(..) => Phase::Super,
         P::Group(..)
         | P::OutsideGroup { .. }
