@@ -23,8 +23,9 @@ const LARGE_FROM: u32 = 1 << 31;
 /// What an image makes of plain files.
 #[derive(Clone, Copy)]
 pub(crate) struct Plain {
-    /// Inodes that something else names, and others above the last that is reserved.
+    /// Inodes that a field of the superblock names.
     named: [Ino; 5],
+    /// The first that is neither reserved nor the root.
     first: Ino,
     sectors_per_block: u32,
     block_bits: u32,

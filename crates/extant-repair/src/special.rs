@@ -79,7 +79,7 @@ pub(crate) fn forget_orphans(state: &mut State) -> Fixed {
 fn empty_orphan_file(state: &mut State) -> Fixed {
     let ino = state.sb.orphan_file_inode;
     let record = state.load(ino)?;
-    if record.kind() != Some(FileKind::Regular) {
+    if record.kind() != Some(FileKind::Regular) || is_someones(state, ino)? {
         return Ok(());
     }
     let map = state.read_map(&record)?;
@@ -103,20 +103,47 @@ fn write_orphan_block(state: &State, record: &record::Record, block: u64) -> Fix
 /// Finishes the orphans and gives the file back that listed them: without a journal nothing writes it.
 fn remove_orphan_file(state: &mut State) -> Fixed {
     finish_orphans(state)?;
-    let ino = state.sb.orphan_file_inode;
+    give_orphan_file_back(state)
+}
+
+fn give_orphan_file_back(state: &mut State) -> Fixed {
+    let (ino, size) = (state.sb.orphan_file_inode, state.sb.block_size);
     if ino.0 >= state.sb.first_inode.0 && ino.0 <= state.sb.inodes_count {
-        let mut record = state.load(ino)?;
-        state.delete_inode(&mut record)?;
+        give_back(state, ino, |block, bytes| {
+            OrphanBlock::decode(size, FsBlock(block), None, bytes).is_ok()
+        })?;
     }
     without_orphan_file(state)
 }
 
-/// Gives a file back that the superblock names without the feature. One that has a name or begins in another way stays: a
-/// number in the superblock does not make it nobody's.
+/// Returns whether an inode in use is another's than the orphan file's, whatever the superblock says: not one of its blocks
+/// is one of an orphan file.
+fn is_someones(state: &State, ino: Ino) -> Fixed<bool> {
+    let record = state.load(ino)?;
+    if record.kind().is_none() || record.links() == 0 {
+        return Ok(false);
+    }
+    if record.kind() != Some(FileKind::Regular) || !state.has_map(&record) {
+        return Ok(true);
+    }
+    let size = state.sb.block_size;
+    for extent in &state.read_map(&record)?.extents {
+        for at in 0..u64::from(extent.len.0).min(u64::from(ORPHAN_BLOCKS)) {
+            let block = extent.device_start.0 + at;
+            let bytes = state.read_block(block)?;
+            if OrphanBlock::decode(size, FsBlock(block), None, &bytes).is_ok() {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
+}
+
+/// Gives a file back that the superblock names without the feature. One that begins in another way stays: a number in
+/// the superblock does not make it nobody's.
 fn give_back(state: &mut State, ino: Ino, is_one: impl Fn(u64, &[u8]) -> bool) -> Fixed {
     let mut record = state.load(ino)?;
-    let is_named = state.exam.inode(ino).is_some_and(|view| view.names != 0);
-    if is_named || record.kind() != Some(FileKind::Regular) || !state.has_map(&record) {
+    if record.kind() != Some(FileKind::Regular) || !state.has_map(&record) {
         return Ok(());
     }
     let first = state.read_map(&record)?.extents.first().map(|extent| extent.device_start.0);
@@ -138,8 +165,10 @@ fn without_orphan_file(state: &mut State) -> Fixed {
 /// Makes the orphan file anew; without room, the feature is taken away.
 fn make_orphan_file(state: &mut State) -> Fixed {
     let ino = match state.sb.orphan_file_inode {
-        Ino(number) if number >= state.sb.first_inode.0 && number <= state.sb.inodes_count => {
-            Ino(number)
+        ino if (state.sb.first_inode..=Ino(state.sb.inodes_count)).contains(&ino)
+            && !is_someones(state, ino)? =>
+        {
+            ino
         }
         _ => state.take_inode(state.sb.first_inode)?,
     };
@@ -192,11 +221,7 @@ pub(crate) fn fix_named(state: &mut State, field: &str, ino: Ino) -> Fixed {
         }
         "s_journal_inum" => journal::fix(state, true),
         "s_orphan_file_inum" if !state.sb.features.has(Feature::ORPHAN_FILE) => {
-            let size = state.sb.block_size;
-            give_back(state, ino, |block, bytes| {
-                OrphanBlock::decode(size, FsBlock(block), None, bytes).is_ok()
-            })?;
-            without_orphan_file(state)
+            give_orphan_file_back(state)
         }
         "s_orphan_file_inum" if !state.sb.features.has(Feature::HAS_JOURNAL) => {
             remove_orphan_file(state)
@@ -221,6 +246,9 @@ pub(crate) fn fix_named(state: &mut State, field: &str, ino: Ino) -> Fixed {
 
 /// Sets a block of the orphan file right: all of it is made anew, after its orphans were finished.
 pub(crate) fn fix_orphan_file(state: &mut State) -> Fixed {
+    if is_someones(state, state.sb.orphan_file_inode)? {
+        return make_orphan_file(state);
+    }
     let record = state.load(state.sb.orphan_file_inode)?;
     let map = state.read_map(&record)?;
     let is_whole = !map.is_damaged

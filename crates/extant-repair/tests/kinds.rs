@@ -857,6 +857,17 @@ fn orphan_files() {
                 &["special-inode", "unreachable", "state"],
                 &["/lost+found/#12: new"],
             ),
+            // Somebody's file stays as it is, also where the feature is on and the number leads to it.
+            case(
+                "feature ^has_journal\nset_super_value journal_inum 0\nclri <8>\nset_super_value orphan_file_inum {ino /d/file5}",
+                &["special-inode", "unreachable", "block-bitmap", "group-count", "state"],
+                &["/lost+found/#12: new"],
+            ),
+            case(
+                "set_super_value orphan_file_inum {ino /d/file5}",
+                &["orphan-file", "size", "unreachable", "block-bitmap", "group-count", "state"],
+                &["/lost+found/#12: new"],
+            ),
             // As tune2fs 1.47.0 leaves it, with nothing in it, or with an inode that was open.
             case(
                 "feature ^has_journal\nset_super_value journal_inum 0\nclri <8>",
