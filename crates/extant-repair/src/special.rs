@@ -139,6 +139,17 @@ fn is_someones(state: &State, ino: Ino) -> Fixed<bool> {
     Ok(true)
 }
 
+/// Returns whether a file begins with a number.
+fn begins_with(state: &State, ino: Ino, magic: u32) -> Fixed<bool> {
+    let record = state.load(ino)?;
+    if record.kind() != Some(FileKind::Regular) || !state.has_map(&record) {
+        return Ok(false);
+    }
+    let first = state.read_map(&record)?.extents.first().map(|extent| extent.device_start.0);
+    let Some(block) = first else { return Ok(false) };
+    Ok(u32_at(&state.read_block(block)?, 0) == magic)
+}
+
 /// Gives a file back that the superblock names without the feature. One that begins in another way stays: a number in
 /// the superblock does not make it nobody's.
 fn give_back(state: &mut State, ino: Ino, is_one: impl Fn(u64, &[u8]) -> bool) -> Fixed {
@@ -270,6 +281,8 @@ pub(crate) fn write_quota(state: &mut State, kind: QuotaKind, is_gone: bool) -> 
     };
     let mut ino = field;
     let mut old = QuotaFile::empty(kind);
+    // A wrong number may lead to somebody's file; the other two have inodes that are nobody's.
+    let is_gone = is_gone || kind == QuotaKind::Project && !begins_with(state, ino, kind.magic())?;
     if is_gone {
         ino = match kind {
             QuotaKind::User => Ino::USER_QUOTA,

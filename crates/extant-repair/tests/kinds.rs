@@ -694,6 +694,22 @@ fn quotas_and_what_lies_in_inodes() {
                 &[],
             ),
             case("clri <3>", &["special-inode", "block-bitmap", "state"], &[]),
+            // Somebody's file keeps its contents.
+            case(
+                "set_super_value prj_quota_inum {ino /d/file5}",
+                &[
+                    "entry-inode",
+                    "unreachable",
+                    "quota-usage",
+                    "quota",
+                    "unreachable",
+                    "quota-usage",
+                    "block-bitmap",
+                    "group-count",
+                    "state",
+                ],
+                &["/d/file5: place", "/lost+found/#12: new"],
+            ),
             case("feature ^quota", &["special-inode", "block-bitmap", "group-count", "state"], &[]),
             case("clri <4>", &["special-inode", "block-bitmap", "state"], &[]),
             case("zap_block -f <3> 1", &["quota-usage", "block-bitmap", "state"], &[]),
