@@ -438,7 +438,7 @@ pub(crate) fn off(work: &mut Work<'_>) -> Result {
     if work.request.wants(Feature::GDT_CSUM) != Some(false) {
         target.features.insert(Feature::GDT_CSUM);
     }
-    work.to_check = true;
+    work.to_check_base = true;
     convert(work, target)
 }
 

@@ -168,7 +168,7 @@ pub(crate) fn resize(work: &mut Work<'_>) -> Result {
     let groups = work.image.sb.group_count;
     work.image.write_descriptors(0..groups)?;
     work.image.write_superblock()?;
-    work.to_check = true;
+    (work.to_check_base, work.to_check) = (true, true);
     Ok(())
 }
 

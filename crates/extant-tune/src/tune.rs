@@ -125,6 +125,17 @@ fn options() -> CheckOptions {
     }
 }
 
+/// Nothing may be wrong with the image as it is, where the step would hide it.
+fn check_base(work: &Work<'_>) -> Result {
+    if !work.to_check_base {
+        return Ok(());
+    }
+    match extant_check::check(&*work.base, &options())?.problems.first() {
+        Some(problem) => Err(TuneError::damaged(problem)),
+        None => Ok(()),
+    }
+}
+
 /// Nothing may be wrong with the image as it will be. Directories that have to be written anew are.
 fn check(work: &mut Work<'_>) -> Result {
     if !work.to_check && work.full_dirs.is_empty() {
@@ -194,6 +205,7 @@ fn steps(base: &SharedDevice, request: &Request) -> Result<(Vec<Planned>, Featur
         parts_left -= 1;
         let mut work = Work::over(Arc::clone(&view), request, name(request, conversion))?;
         convert(&mut work, conversion)?;
+        check_base(&work)?;
         check(&mut work)?;
         if work.recount {
             files::recount(&mut work)?;

@@ -33,6 +33,9 @@ pub(crate) struct Work<'a> {
     pub(crate) zeroes: Vec<std::ops::Range<u64>>,
     /// All of the image is to be checked as it will be.
     pub(crate) to_check: bool,
+    /// All of the image is to be checked as it is: the step takes away the checksums by which damage is
+    /// known, or makes others for whatever is there.
+    pub(crate) to_check_base: bool,
     /// Directories that have to be written anew, which a repair of the draft does.
     pub(crate) full_dirs: Vec<Ino>,
     /// The usage of quota files is to be computed anew.
@@ -58,6 +61,7 @@ impl<'a> Work<'a> {
             hides: None,
             zeroes: Vec::new(),
             to_check: false,
+            to_check_base: false,
             full_dirs: Vec::new(),
             recount: false,
         })

@@ -10,7 +10,7 @@ use extant_testkit::{image, oracle, require, tempdir};
 use extant_tune::{Request, TuneError, tune};
 
 use crate::common::{LAYOUTS, Layout, e2fsck, features, hasty, made, problems, seen, tuned};
-use crate::shown;
+use crate::{bytes_of, shown};
 
 /// What dumpe2fs shows after tune2fs did as it was told; `None` where it refuses.
 fn theirs(
@@ -138,17 +138,18 @@ fn settings_that_cannot_be_are_refused() {
 
 /// Why a request is refused, of an image that stays as it is.
 fn refused(device: &MemoryDevice, request: &Request) -> String {
-    let all = |device: &MemoryDevice| {
-        let mut bytes = vec![0; device.size_bytes() as usize];
-        device.read_at(0, &mut bytes).unwrap();
-        bytes
-    };
+    let error = failed(device, request);
+    assert!(matches!(error, TuneError::Refused { .. }), "{error}");
+    error.to_string()
+}
+
+/// Why a request fails, of an image that stays as it is.
+fn failed(device: &MemoryDevice, request: &Request) -> TuneError {
     let copy = Arc::new(device.snapshot());
     let shared = Arc::clone(&copy) as SharedDevice;
     let error = tune(&shared, request, &mut |_| Ok(()), &hasty(), &mut |_| {}).unwrap_err();
-    assert!(matches!(error, TuneError::Refused { .. }), "{error}");
-    assert!(all(&copy) == all(device), "{error}, and something is written");
-    error.to_string()
+    assert!(bytes_of(&copy) == bytes_of(device), "{error}, and something is written");
+    error
 }
 
 /// Groups that keep no copy of the superblock any more give its blocks back, as e2fsck counts them.
@@ -208,4 +209,31 @@ fn a_damaged_image_is_told_as_one() {
     let error = tuned(&image::load(&path), &features("^huge_file")).unwrap_err();
     assert!(matches!(error, TuneError::Change(_)), "{error:?}");
     assert!(error.to_string().contains("7 links"), "{error}");
+}
+
+/// A conversion that takes checksums away, or makes others, would make damage look whole: it is refused, and
+/// nothing is written.
+#[test]
+fn damage_that_only_a_checksum_tells_of_is_not_converted_away() {
+    let dir = tempdir().unwrap();
+    let good = require!(made(dir.path(), LAYOUTS[1]));
+    let whole = bytes_of(&good);
+    // A letter of the target of a link, which lies in its inode, and one of a name.
+    for (what, old, new) in [("inode", [b'x'; 40].as_slice(), b'y'), ("name", b"file7", b'g')] {
+        let at = whole.windows(old.len()).position(|bytes| bytes == old).unwrap();
+        let damaged = good.snapshot();
+        damaged.write_at(at as u64, &[new]).unwrap();
+        assert!(problems(&damaged)[0].contains("checksum"), "{what}: {:?}", problems(&damaged));
+        let requests = [
+            features("^metadata_csum"),
+            features("^metadata_csum,^uninit_bg"),
+            Request { uuid: Some([9; 16]), ..Request::default() },
+            Request { inode_size: Some(512), ..Request::default() },
+        ];
+        for request in requests {
+            let error = failed(&damaged, &request);
+            assert!(matches!(error, TuneError::Change(_)), "{what} {request:?}: {error:?}");
+            assert!(error.to_string().contains("checksum"), "{what} {request:?}: {error}");
+        }
+    }
 }
