@@ -29,6 +29,16 @@ pub struct Image {
     pub groups: Vec<GroupDescriptor>,
 }
 
+/// Where a bitmap lies, and what vouches for it.
+pub(crate) struct BitmapPlace {
+    pub(crate) structure: &'static str,
+    pub(crate) group: u32,
+    pub(crate) block: u64,
+    pub(crate) checksum: u32,
+    /// Bits that the checksum covers.
+    pub(crate) bits: u32,
+}
+
 /// Reads records of inodes by pieces of their tables: for who wants most of them, while nothing changes.
 pub struct Records<'i> {
     image: &'i Image,
@@ -59,7 +69,7 @@ impl Records<'_> {
         if self.image.draft.read_at(at, &mut self.bytes).is_err() {
             // What cannot be read may lie behind this record.
             self.bytes.clear();
-            return self.image.load(ino);
+            return self.image.load_any(ino);
         }
         let bytes = self.bytes.get(..len).unwrap_or_default().to_vec();
         Ok(Record { ino, bytes })
@@ -231,7 +241,11 @@ impl Image {
         Ok(self.has_flags() && self.group(group)?.flags.contains(flag))
     }
 
-    /// The block bitmap of a group, with `clusters` of them.
+    /// The block bitmap of a group, as it is or as its flag says.
+    ///
+    /// # Errors
+    ///
+    /// [`ChangeError`]: its checksum is wrong, too, since what it calls free may be in use.
     pub fn block_bitmap(&self, group: u32) -> Result<Bitmap> {
         let clusters = self.sb.group_clusters(GroupIndex(group));
         if self.is_uninit(group, GroupFlags::BLOCK_UNINIT)? {
@@ -241,8 +255,32 @@ impl Image {
                 self.own_metadata(group)?,
             ));
         }
-        let bytes = self.read_block(self.group(group)?.block_bitmap.0)?;
-        Bitmap::decode(&bytes, bytes.len()).map_err(|error| ChangeError::damaged(error.to_string()))
+        let descriptor = self.group(group)?;
+        self.read_bitmap(&BitmapPlace {
+            structure: "block bitmap",
+            group,
+            block: descriptor.block_bitmap.0,
+            checksum: descriptor.block_bitmap_checksum,
+            bits: self.sb.clusters_per_group,
+        })
+    }
+
+    /// A bitmap as it is on the device.
+    pub(crate) fn read_bitmap(&self, place: &BitmapPlace) -> Result<Bitmap> {
+        let in_group = |error: &dyn std::fmt::Display| {
+            ChangeError::damaged(format!("group {}: {error}", place.group))
+        };
+        let bytes = self.read_block(place.block)?;
+        let bitmap = Bitmap::decode(&bytes, bytes.len()).map_err(|error| in_group(&error))?;
+        if self.sb.features.metadata_csum() {
+            let is_wide = self.sb.desc_size >= 64;
+            let (structure, seed) = (place.structure, self.sb.checksum_seed());
+            bitmap
+                .view()
+                .verify_checksum(structure, seed, place.bits, place.checksum, is_wide)
+                .map_err(|error| in_group(&error))?;
+        }
+        Ok(bitmap)
     }
 
     /// Stores the block bitmap of a group, with its count and checksum in the descriptor, which is not
@@ -311,12 +349,26 @@ impl Image {
         Ok(table * self.block_bytes() as u64 + u64::from(at) * size)
     }
 
-    /// The record of an inode.
+    /// The record of an inode that is in use.
     ///
     /// # Errors
     ///
-    /// [`ChangeError`].
+    /// [`ChangeError`]: its checksum is wrong, too, since what it maps may be another file's.
     pub fn load(&self, ino: Ino) -> Result<Record> {
+        let record = self.load_any(ino)?;
+        if self.sb.features.metadata_csum() {
+            Inode::verify_checksum(&InodeLayout::of(&self.sb), ino, &record.bytes)
+                .map_err(|error| ChangeError::damaged(format!("inode {ino}: {error}")))?;
+        }
+        Ok(record)
+    }
+
+    /// The record of an inode, whatever is in it: zeros if it was never used.
+    ///
+    /// # Errors
+    ///
+    /// [`ChangeError`]; a wrong checksum is none.
+    pub fn load_any(&self, ino: Ino) -> Result<Record> {
         let mut bytes = vec![0; usize::from(self.sb.inode_size).max(128)];
         self.draft.read_at(self.record_offset(ino)?, &mut bytes)?;
         Ok(Record { ino, bytes })

@@ -8,7 +8,7 @@ use extant_format::group::GroupFlags;
 use extant_format::superblock::Superblock;
 
 use crate::error::{ChangeError, Result};
-use crate::image::Image;
+use crate::image::{BitmapPlace, Image};
 
 /// The first block of a cluster.
 #[must_use]
@@ -67,14 +67,20 @@ impl Image {
     ///
     /// # Errors
     ///
-    /// [`ChangeError`].
+    /// [`ChangeError`]: its checksum is wrong, too.
     pub fn inode_bitmap(&self, group: u32) -> Result<Bitmap> {
         if self.is_uninit(group, GroupFlags::INODE_UNINIT)? {
             let bits = self.sb.inodes_per_group;
             return Ok(Bitmap::of_uninit_group(self.block_bytes(), bits, []));
         }
-        let bytes = self.read_block(self.group(group)?.inode_bitmap.0)?;
-        Bitmap::decode(&bytes, bytes.len()).map_err(|error| ChangeError::damaged(error.to_string()))
+        let descriptor = self.group(group)?;
+        self.read_bitmap(&BitmapPlace {
+            structure: "inode bitmap",
+            group,
+            block: descriptor.inode_bitmap.0,
+            checksum: descriptor.inode_bitmap_checksum,
+            bits: self.sb.inodes_per_group,
+        })
     }
 
     /// Marks an inode in the draft, with the counts of its group. `is_dir`: it counts as a directory.

@@ -230,6 +230,55 @@ fn what_is_not_in_order_is_left_alone() {
     assert_eq!(superblock(&large).blocks_count, superblock(&first).blocks_count);
 }
 
+/// A bitmap and an inode that their checksums call wrong, and a list of the resize inode that is a directory's block:
+/// what is written by them would lie over files.
+#[test]
+fn nothing_is_written_by_what_is_damaged() {
+    use extant_block::BlockDevice;
+    use extant_format::group::GroupDescriptor;
+    let dir = tempdir().unwrap();
+    for (layout, what) in [(2, "block bitmap"), (2, "inode 7"), (0, "the list of the resize inode")]
+    {
+        let first = require!(made(dir.path(), LAYOUTS[layout]));
+        let large = Arc::new(with_size(&first, 30 * MIB));
+        let sb = superblock(&first);
+        let size = usize::from(sb.desc_size);
+        let descriptor = |group: u32| {
+            let mut bytes = vec![0; size];
+            large.read_at(2048 + u64::from(group) * size as u64, &mut bytes).unwrap();
+            GroupDescriptor::decode(&bytes).unwrap()
+        };
+        // The pointer to the list, in the inode of the resize inode.
+        let pointer = descriptor(0).inode_table.0 * 1024 + 6 * u64::from(sb.inode_size) + 40 + 52;
+        match what {
+            "block bitmap" => {
+                let last = descriptor(sb.group_count - 1).block_bitmap.0;
+                large.write_at(last * 1024 + 3, &[0xa5]).unwrap();
+            }
+            "inode 7" => large.write_at(pointer, &[0x77]).unwrap(),
+            _ => {
+                let mut all = vec![0; first.size_bytes() as usize];
+                first.read_at(0, &mut all).unwrap();
+                let name = b"lost+found";
+                let at = all.windows(name.len()).position(|bytes| bytes == name).unwrap();
+                large.write_at(pointer, &(at as u32 / 1024).to_le_bytes()).unwrap();
+            }
+        }
+        let before = large.snapshot();
+        let shared: SharedDevice = Arc::clone(&large) as SharedDevice;
+        match resize(&shared, Goal::Max, &hasty(), &mut |_| {}) {
+            Err(ResizeError::Change(ChangeError::Damaged { why })) => {
+                assert!(why.contains(what), "{what}: {why}");
+            }
+            other => panic!("{what}: {other:?}"),
+        }
+        let (mut now, mut was) = (vec![0; 30 << 20], vec![0; 30 << 20]);
+        large.read_at(0, &mut now).unwrap();
+        before.read_at(0, &mut was).unwrap();
+        assert!(now == was, "{what}");
+    }
+}
+
 /// Without a journal nothing but the superblock's state is changed first.
 #[test]
 fn the_first_write_without_a_journal_says_that_a_check_is_needed() {

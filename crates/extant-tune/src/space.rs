@@ -150,6 +150,11 @@ impl Space {
         Ok(())
     }
 
+    /// Returns whether nothing was taken or given back.
+    pub(crate) fn is_untouched(&self) -> bool {
+        self.marks.groups() == 0
+    }
+
     /// Marks what was taken and given back.
     pub(crate) fn apply(self, image: &mut Image) -> Result {
         Ok(self.marks.apply(image)?)

@@ -125,9 +125,11 @@ fn options() -> CheckOptions {
     }
 }
 
-/// Nothing may be wrong with the image as it is, where the step would hide it.
+/// Nothing may be wrong with the image as it is, where the step would hide it, or goes by bitmaps and maps: what
+/// those call free or the journal's may be a file's.
 fn check_base(work: &Work<'_>) -> Result {
-    if !work.to_check_base {
+    let goes_by_marks = !work.to_check && !work.space.is_untouched();
+    if !work.to_check_base && !goes_by_marks {
         return Ok(());
     }
     match extant_check::check(&*work.base, &options())?.problems.first() {

@@ -105,7 +105,7 @@ impl<'a> Work<'a> {
 
     /// A new record for a file that the file system keeps for itself.
     pub(crate) fn new_record(&self, ino: Ino) -> Result<Record> {
-        let mut record = self.image.load(ino)?;
+        let mut record = self.image.load_any(ino)?;
         record.clear();
         let now = u32::try_from(self.request.now).unwrap_or(u32::MAX);
         for at in [8, record::CTIME, 0x10] {

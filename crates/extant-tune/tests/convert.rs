@@ -1,6 +1,8 @@
 //! Images of many layouts get other features and back, and e2fsck, our checker and the tree agree.
 
 mod common;
+#[path = "parts/damaged.rs"]
+mod damaged;
 #[path = "parts/settings.rs"]
 mod settings;
 

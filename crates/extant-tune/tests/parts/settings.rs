@@ -1,16 +1,16 @@
 //! Settings and bits: dumpe2fs shows what it shows after tune2fs, and what cannot be is refused before anything changes.
 
 use std::path::Path;
-use std::sync::Arc;
 
-use extant_block::{BlockDevice, MemoryDevice, SharedDevice};
+use extant_block::{BlockDevice, MemoryDevice};
 use extant_format::features::{DefaultHash, Encoding, EncodingFlags, Feature};
 use extant_format::superblock::SUPERBLOCK_OFFSET;
 use extant_testkit::{image, oracle, require, tempdir};
-use extant_tune::{Request, TuneError, tune};
+use extant_tune::{Request, TuneError};
 
-use crate::common::{LAYOUTS, Layout, e2fsck, features, hasty, made, problems, seen, tuned};
-use crate::{bytes_of, shown};
+use crate::common::{LAYOUTS, Layout, e2fsck, features, made, problems, seen, tuned};
+use crate::damaged::failed;
+use crate::shown;
 
 /// What dumpe2fs shows after tune2fs did as it was told; `None` where it refuses.
 fn theirs(
@@ -143,15 +143,6 @@ fn refused(device: &MemoryDevice, request: &Request) -> String {
     error.to_string()
 }
 
-/// Why a request fails, of an image that stays as it is.
-fn failed(device: &MemoryDevice, request: &Request) -> TuneError {
-    let copy = Arc::new(device.snapshot());
-    let shared = Arc::clone(&copy) as SharedDevice;
-    let error = tune(&shared, request, &mut |_| Ok(()), &hasty(), &mut |_| {}).unwrap_err();
-    assert!(bytes_of(&copy) == bytes_of(device), "{error}, and something is written");
-    error
-}
-
 /// Groups that keep no copy of the superblock any more give its blocks back, as e2fsck counts them.
 #[test]
 fn fewer_copies_of_the_superblock_leave_their_blocks_free() {
@@ -197,43 +188,4 @@ fn the_superblock_has_a_copy_of_the_inode_of_a_new_journal() {
     let mut size = [0; 4];
     next.read_at(inode + 4, &mut size).unwrap();
     assert_eq!(copy[64..], size);
-}
-
-/// What was wrong before is for a repair, and no refusal.
-#[test]
-fn a_damaged_image_is_told_as_one() {
-    let dir = tempdir().unwrap();
-    let path = dir.path().join("damaged.img");
-    image::save(&require!(made(dir.path(), LAYOUTS[1])), &path);
-    oracle::debugfs(&path, true, "sif /sparse links_count 7").unwrap();
-    let error = tuned(&image::load(&path), &features("^huge_file")).unwrap_err();
-    assert!(matches!(error, TuneError::Change(_)), "{error:?}");
-    assert!(error.to_string().contains("7 links"), "{error}");
-}
-
-/// A conversion that takes checksums away, or makes others, would make damage look whole: it is refused, and
-/// nothing is written.
-#[test]
-fn damage_that_only_a_checksum_tells_of_is_not_converted_away() {
-    let dir = tempdir().unwrap();
-    let good = require!(made(dir.path(), LAYOUTS[1]));
-    let whole = bytes_of(&good);
-    // A letter of the target of a link, which lies in its inode, and one of a name.
-    for (what, old, new) in [("inode", [b'x'; 40].as_slice(), b'y'), ("name", b"file7", b'g')] {
-        let at = whole.windows(old.len()).position(|bytes| bytes == old).unwrap();
-        let damaged = good.snapshot();
-        damaged.write_at(at as u64, &[new]).unwrap();
-        assert!(problems(&damaged)[0].contains("checksum"), "{what}: {:?}", problems(&damaged));
-        let requests = [
-            features("^metadata_csum"),
-            features("^metadata_csum,^uninit_bg"),
-            Request { uuid: Some([9; 16]), ..Request::default() },
-            Request { inode_size: Some(512), ..Request::default() },
-        ];
-        for request in requests {
-            let error = failed(&damaged, &request);
-            assert!(matches!(error, TuneError::Change(_)), "{what} {request:?}: {error:?}");
-            assert!(error.to_string().contains("checksum"), "{what} {request:?}: {error}");
-        }
-    }
 }
