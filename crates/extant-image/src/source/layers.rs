@@ -1,6 +1,7 @@
 //! Several sources, one above the other: directories, archives, the layers of container images, and what is added.
 
 use std::ffi::OsStr;
+use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -595,14 +596,16 @@ struct PartsReader<'a> {
     last: usize,
 }
 
-impl ContentReader for PartsReader<'_> {
-    fn read(
+impl<'p> PartsReader<'p> {
+    /// The reader of the source that has `node`, and the node in that source's tree.
+    fn of<'t>(
         &mut self,
-        tree: &Tree,
+        tree: &'t Tree,
         node: NodeId,
-        offset: u64,
-        buf: &mut [u8],
-    ) -> Result<(), SourceError> {
+    ) -> Result<(&mut (dyn ContentReader + 'p), &'t Tree, NodeId), SourceError>
+    where
+        'p: 't,
+    {
         let found = tree.node(node);
         let at = usize::from(found.source);
         if at != self.last {
@@ -615,10 +618,28 @@ impl ContentReader for PartsReader<'_> {
             return Err(SourceError::Changed { path, what: "no source has it".into() });
         };
         let reader = reader.get_or_insert_with(|| part.contents.reader());
-        match &part.tree {
-            Some(own) => reader.read(own, NodeId(found.locator as u32), offset, buf),
-            None => reader.read(tree, node, offset, buf),
-        }
+        Ok(match &part.tree {
+            Some(own) => (&mut **reader, own, NodeId(found.locator as u32)),
+            None => (&mut **reader, tree, node),
+        })
+    }
+}
+
+impl ContentReader for PartsReader<'_> {
+    fn read(
+        &mut self,
+        tree: &Tree,
+        node: NodeId,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<(), SourceError> {
+        let (reader, tree, node) = self.of(tree, node)?;
+        reader.read(tree, node, offset, buf)
+    }
+
+    fn file(&mut self, tree: &Tree, node: NodeId) -> Result<Option<BorrowedFd<'_>>, SourceError> {
+        let (reader, tree, node) = self.of(tree, node)?;
+        reader.file(tree, node)
     }
 
     fn finish(&mut self, tree: &Tree) -> Result<(), SourceError> {

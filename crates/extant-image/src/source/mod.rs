@@ -32,6 +32,7 @@ pub use layers::{Layered, PARTS_MAX, RegistryAccess, Sources};
 pub use lost::{KINDS_MAX, Lost, LostKind};
 pub use origin::{Addition, Origin, OriginError};
 
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::tree::{NodeId, Tree};
@@ -120,6 +121,16 @@ pub trait ContentReader {
         offset: u64,
         buf: &mut [u8],
     ) -> Result<(), SourceError>;
+
+    /// Opens `node` as [`read`](Self::read) does, and returns a file that has its bytes at the same offsets, for
+    /// copies that do not go through memory; `None` where there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`SourceError`] as for a read.
+    fn file(&mut self, _tree: &Tree, _node: NodeId) -> Result<Option<BorrowedFd<'_>>, SourceError> {
+        Ok(None)
+    }
 
     /// Tells that this thread is done with the file it read last: the source may check S2 and
     /// close it.

@@ -10,6 +10,7 @@ use crate::encrypt::{contents_cipher, stored_target};
 use crate::plan::{Object, Own, Piece};
 use crate::source::ContentReader;
 use crate::tree::{Kind, NodeId};
+use crate::write::copying::COPIED_BYTES_MIN;
 use crate::write::image::Image;
 use crate::write::job::{CHUNK_BYTES, Chunk, Job};
 use crate::write::{WriteError, Written};
@@ -87,7 +88,8 @@ impl<'i> Worker<'i> {
         let bytes = (chunk.blocks as usize) << shift;
         let out = &mut buffer[..bytes];
         let end = chunk.block + u64::from(chunk.blocks);
-        let mut filled = 0;
+        // What is before `flushed` is in the image, what is before `filled` at least in the buffer.
+        let (mut flushed, mut filled) = (0, 0);
         for piece in chunk.pieces.clone().map(|at| image.plan.layout.pieces.nth(at)) {
             let from = piece.block.max(chunk.block);
             let to = piece.blocks().end.min(end);
@@ -96,12 +98,72 @@ impl<'i> Worker<'i> {
             // Gaps exist only inside clusters.
             out[filled..start].fill(0);
             let first = piece.file_block + (from - piece.block) as u32;
-            self.fill(piece, first, &mut out[start..stop])?;
-            filled = stop;
+            filled = start;
+            let copied = self.copy_file(piece, first, FsBlock(from), stop - start)?;
+            if copied > 0 {
+                self.write_part(chunk, flushed, &out[flushed..start])?;
+                (flushed, filled) = (start + copied, start + copied);
+            }
+            if filled < stop {
+                let first = first + (copied >> shift) as u32;
+                self.fill(piece, first, &mut out[filled..stop])?;
+                filled = stop;
+            }
         }
         out[filled..].fill(0);
-        self.image.write(FsBlock(chunk.block), out, &mut self.written)?;
+        self.write_part(chunk, flushed, &out[flushed..])?;
         self.image.options.progress.add(bytes as u64);
+        Ok(())
+    }
+
+    /// Writes a part of a chunk, which begins at byte `at` of it.
+    fn write_part(&mut self, chunk: &Chunk, at: usize, part: &[u8]) -> Result<(), WriteError> {
+        if part.is_empty() {
+            return Ok(());
+        }
+        let block = chunk.block + (at / self.image.block_bytes()) as u64;
+        self.image.write(FsBlock(block), part, &mut self.written)
+    }
+
+    /// Has the system copy whole blocks of a file, of a range of `len` bytes from block `first` of the file on, to
+    /// block `to`; returns how many bytes it copied.
+    fn copy_file(
+        &mut self,
+        piece: &Piece,
+        first: u32,
+        to: FsBlock,
+        len: usize,
+    ) -> Result<usize, WriteError> {
+        let image = self.image;
+        let (Some(copies), Object::Data(id)) = (&image.copies, piece.object) else { return Ok(0) };
+        let node = image.tree.node(id);
+        let shift = image.plan.layout.geometry.block_size.log2();
+        let start = u64::from(first) << shift;
+        // What is behind the end of the file is zeros, of the source's last block it is anything.
+        let len = (node.size.saturating_sub(start).min(len as u64) as usize) >> shift << shift;
+        let is_plain = node.kind == Kind::File && node.key == 0 && image.tree.runs(node).is_none();
+        if !is_plain || len < COPIED_BYTES_MIN {
+            return Ok(0);
+        }
+        self.begin(id)?;
+        let Some(file) = self.reader.file(image.tree, id)? else { return Ok(0) };
+        let copied = copies.copy(file, start, image.offset(to.0), len) >> shift << shift;
+        if copied > 0 {
+            self.written.bytes += copied as u64;
+            self.written.calls += 1;
+        }
+        if copied > 0 && start + copied as u64 == node.size {
+            self.finish()?;
+        }
+        Ok(copied)
+    }
+
+    /// Reads `id` from now on.
+    fn begin(&mut self, id: NodeId) -> Result<(), WriteError> {
+        if self.reading != Some(id) {
+            self.finish()?;
+            self.reading = Some(id);
+        }
         Ok(())
     }
 
@@ -153,10 +215,7 @@ impl<'i> Worker<'i> {
     fn read_file(&mut self, id: NodeId, first: u32, out: &mut [u8]) -> Result<(), WriteError> {
         let image = self.image;
         let node = image.tree.node(id);
-        if self.reading != Some(id) {
-            self.finish()?;
-            self.reading = Some(id);
-        }
+        self.begin(id)?;
         let start = u64::from(first) << image.plan.layout.geometry.block_size.log2();
         let end = node.size.min(start + out.len() as u64);
         match image.tree.runs(node) {

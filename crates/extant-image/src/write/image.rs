@@ -12,6 +12,7 @@ use crate::options::Feature;
 use crate::plan::{Plan, QUOTA_KINDS, quota_file};
 use crate::superblock_template::{Identity, superblock};
 use crate::tree::Tree;
+use crate::write::copying::Copies;
 use crate::write::{WriteError, WriteOptions, Written};
 
 /// The plan and its derived constants.
@@ -19,6 +20,8 @@ pub(super) struct Image<'a> {
     pub(super) plan: &'a Plan,
     pub(super) tree: &'a Tree,
     pub(super) device: &'a dyn BlockDevice,
+    /// Where contents may be copied to by the system.
+    pub(super) copies: Option<Copies<'a>>,
     pub(super) options: &'a WriteOptions<'a>,
     pub(super) superblock: Superblock,
     pub(super) inode_layout: InodeLayout,
@@ -59,6 +62,7 @@ impl<'a> Image<'a> {
             plan,
             tree,
             device,
+            copies: Copies::to(device),
             options,
             inode_layout,
             value_hashes,

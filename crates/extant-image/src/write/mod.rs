@@ -14,6 +14,7 @@
 //! - W3. On a target that does not read as zeros, every block that must be zero is made so.
 
 mod chunk;
+mod copying;
 mod error;
 mod groups;
 mod image;

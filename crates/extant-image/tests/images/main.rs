@@ -5,6 +5,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod copied;
 mod features;
 mod hashes;
 mod images;

@@ -1,6 +1,6 @@
 //! Reading the files of a scanned directory.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags, makedev, openat, statx};
 use rustix::io::{Errno, pread};
@@ -122,11 +122,7 @@ impl ContentReader for DirReader<'_> {
         offset: u64,
         buf: &mut [u8],
     ) -> Result<(), SourceError> {
-        if self.file.as_ref().is_none_or(|(open, _)| *open != node) {
-            self.finish(tree)?;
-            let file = self.open(tree, node)?;
-            self.file = Some((node, file));
-        }
+        self.open_once(tree, node)?;
         let Some((_, file)) = &self.file else { return Ok(()) };
         let mut done = 0;
         while let Some(rest) = buf.get_mut(done..).filter(|rest| !rest.is_empty()) {
@@ -143,6 +139,11 @@ impl ContentReader for DirReader<'_> {
             }
         }
         Ok(())
+    }
+
+    fn file(&mut self, tree: &Tree, node: NodeId) -> Result<Option<BorrowedFd<'_>>, SourceError> {
+        self.open_once(tree, node)?;
+        Ok(self.file.as_ref().map(|(_, file)| file.as_fd()))
     }
 
     fn finish(&mut self, tree: &Tree) -> Result<(), SourceError> {
@@ -162,6 +163,16 @@ impl ContentReader for DirReader<'_> {
 }
 
 impl DirReader<'_> {
+    /// Has `node` open, and no other file.
+    fn open_once(&mut self, tree: &Tree, node: NodeId) -> Result<(), SourceError> {
+        if self.file.as_ref().is_none_or(|(open, _)| *open != node) {
+            self.finish(tree)?;
+            let file = self.open(tree, node)?;
+            self.file = Some((node, file));
+        }
+        Ok(())
+    }
+
     fn open(&mut self, tree: &Tree, node: NodeId) -> Result<OwnedFd, SourceError> {
         let failed = |cause| self.source.error(tree, node, "open", cause);
         let scanned = tree.node(node);
