@@ -62,4 +62,4 @@ pub use error::RepairError;
 pub use hold::{Held, Look, clear, holder, look};
 pub use plan::Plan;
 pub use session::{Outcome, RepairOptions, repair};
-pub use undo::{UndoError, save_undo, undo};
+pub use undo::{UndoError, finish_undo, save_undo, undo};

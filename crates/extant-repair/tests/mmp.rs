@@ -213,7 +213,7 @@ fn to_put_back_is_to_write_too() {
     let held = look(&device, &clock, &mut |_| {}).unwrap();
     let held = held.claim(&device, None, &clock, &mut |_| {}).unwrap();
     assert_eq!(get(&*device).state, MmpState::Fsck);
-    held.with(|below| undo(below, &mut Cursor::new(&file))).unwrap();
+    held.with(|below| undo(below, &mut Cursor::new(&file), false)).unwrap();
     assert_eq!(get(&*device).state, MmpState::Fsck);
     held.end().unwrap();
     let (at, _) = place(&before);

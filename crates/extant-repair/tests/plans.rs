@@ -6,7 +6,7 @@ use std::io::Cursor;
 
 use common::{SETS, losses, pieces, planned, problems, repaired, sample, seen};
 use extant_block::{BlockDevice, MemoryDevice};
-use extant_repair::{UndoError, undo};
+use extant_repair::{UndoError, finish_undo, undo};
 use extant_testkit::{oracle, require, tempdir};
 
 /// The offset of `s_state` in the device.
@@ -103,30 +103,95 @@ fn the_first_write_says_that_a_check_is_needed() {
     assert_eq!((offset, bytes[STATE] & 3), (1024, 1), "the last one says that it is clean");
 }
 
+fn bytes_of(device: &MemoryDevice) -> Vec<u8> {
+    let mut bytes = vec![0; device.size_bytes() as usize];
+    device.read_at(0, &mut bytes).unwrap();
+    bytes
+}
+
+fn put_back(device: &MemoryDevice, file: &[u8]) -> Result<u64, UndoError> {
+    undo(device, &mut Cursor::new(file), false)
+}
+
 #[test]
 fn undo_puts_back_what_was_first() {
     let device = require!(needs_new_blocks());
     let before = device.snapshot();
     let outcome = planned(&device).unwrap();
-    let mut file = Vec::new();
+    let mut file = Cursor::new(Vec::new());
     outcome.plan.save_undo(&device, &mut file).unwrap();
     // What is written twice, as the superblock, has two records of the same bytes.
     outcome.plan.apply(&device).unwrap();
-    assert!(undo(&device, &mut Cursor::new(&file)).unwrap() > 0);
-    let bytes = |device: &MemoryDevice| {
-        let mut bytes = vec![0; device.size_bytes() as usize];
-        device.read_at(0, &mut bytes).unwrap();
-        bytes
-    };
-    assert!(bytes(&device) == bytes(&before));
+    let unfinished = file.get_ref().clone();
+    finish_undo(&device, &mut file).unwrap();
+    let file = file.into_inner();
+    assert!(file.len() > unfinished.len());
+    let after = device.snapshot();
+    for file in [&file, &unfinished, &file[..file.len() - 7].to_vec()] {
+        let device = after.snapshot();
+        assert!(put_back(&device, file).unwrap() > 0);
+        assert!(bytes_of(&device) == bytes_of(&before));
+        // A second time, as after a cut in the middle.
+        assert!(put_back(&device, file).unwrap() > 0);
+        assert!(bytes_of(&device) == bytes_of(&before));
+    }
     // A damaged file, and one of another device, change nothing.
-    let last = file.len() - 1;
-    file[last] ^= 1;
-    assert!(matches!(undo(&device, &mut Cursor::new(&file)), Err(UndoError::Damaged)));
-    file[last] ^= 1;
+    for at in [0, 17, 24, 28, 40, unfinished.len() - 1, unfinished.len(), file.len() - 1] {
+        let mut damaged = file.clone();
+        damaged[at] ^= 1;
+        assert!(put_back(&after, &damaged).is_err(), "{at}");
+    }
     let other = MemoryDevice::new(device.size_bytes() + 1024);
-    assert!(undo(&other, &mut Cursor::new(&file)).is_err());
-    assert!(undo(&device, &mut Cursor::new(&file[..20])).is_err());
+    assert!(put_back(&other, &file).is_err());
+    for len in [0, 20, 40, unfinished.len() - 1] {
+        assert!(put_back(&after, &file[..len]).is_err(), "{len}");
+    }
+    assert!(bytes_of(&after) == bytes_of(&device));
+}
+
+/// What is written after a repair would be lost by what the undo file has.
+#[test]
+fn undo_leaves_alone_what_was_written_since_or_is_another_image() {
+    let device = require!(needs_new_blocks());
+    let before = device.snapshot();
+    let outcome = planned(&device).unwrap();
+    let mut file = Cursor::new(Vec::new());
+    outcome.plan.save_undo(&device, &mut file).unwrap();
+    let unfinished = file.get_ref().clone();
+    outcome.plan.apply(&device).unwrap();
+    finish_undo(&device, &mut file).unwrap();
+    let file = file.into_inner();
+    let refused = |device: &MemoryDevice, file: &[u8], what: &str| {
+        let was = bytes_of(device);
+        let result = put_back(device, file);
+        assert!(matches!(result, Err(UndoError::Changed { .. })), "{what}: {result:?}");
+        assert!(bytes_of(device) == was, "{what}");
+    };
+    // Each place of the repair, one byte changed since.
+    for (offset, bytes) in outcome.plan.writes() {
+        let changed = device.snapshot();
+        let at = offset + bytes.len() as u64 - 1;
+        let mut byte = [0];
+        changed.read_at(at, &mut byte).unwrap();
+        changed.write_at(at, &[byte[0] ^ 0x5a]).unwrap();
+        refused(&changed, &file, &format!("changed at {at}"));
+    }
+    // Another file system of the same size, a mount since; also where nobody knows what the repair left.
+    for (what, at) in [("UUID", 0x68), ("time of the last mount", 0x2c)] {
+        let other = device.snapshot();
+        other.write_at(1024 + at, &[0x77, 0x66]).unwrap();
+        refused(&other, &file, what);
+        refused(&other, &unfinished, what);
+    }
+    // Who insists gets it.
+    let changed = device.snapshot();
+    changed.write_at(1024 + 0x68, &[0x77]).unwrap();
+    undo(&changed, &mut Cursor::new(&file), true).unwrap();
+    assert!(bytes_of(&changed) == bytes_of(&before));
+    // What the repair did not touch may change.
+    let free = device.size_bytes() - 1;
+    device.write_at(free, &[0x77]).unwrap();
+    put_back(&device, &file).unwrap();
 }
 
 /// What a debugger or a torn write leaves, with blocks of 1 KiB, where block 0 belongs to nobody.

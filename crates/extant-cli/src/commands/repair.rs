@@ -74,7 +74,8 @@ pub(crate) struct RepairArgs {
 
 /// Put back what a repair overwrote
 ///
-/// Takes the file that extant repair --undo made. All of it is checked before anything is written.
+/// Takes the file that extant repair --undo or extant tune --undo made. All of it is checked before anything is
+/// written. An image that was changed since, or is another one, is refused.
 #[derive(Args, Debug)]
 pub(crate) struct UndoArgs {
     /// What extant repair --undo wrote
@@ -83,6 +84,9 @@ pub(crate) struct UndoArgs {
     /// Image file or block device
     #[arg(value_name = "IMG")]
     image: OsString,
+    /// Put it back also where something else was written since, which is lost then
+    #[arg(long)]
+    force: bool,
     /// The file system begins that many bytes into the file
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes, help_heading = "Image")]
     offset: Option<u64>,
@@ -222,15 +226,19 @@ impl RepairArgs {
             complain(&format!("{name}: note: {}", escape(hint.as_bytes())));
         }
         held(device, look, Some(outcome), name, |below| {
-            if let Some(undo) = &self.undo {
-                let writes = outcome.plan.writes();
-                save_undo(below, writes.map(|(at, bytes)| (at, bytes.len() as u64)), undo)?;
-            }
+            let writes = outcome.plan.writes();
+            let places = writes.map(|(at, bytes)| (at, bytes.len() as u64));
+            let undo = self.undo.as_ref();
+            let undo = undo.map(|path| UndoFile::save(below, places, path)).transpose()?;
             outcome.plan.apply(below).map_err(|error| {
                 Failure::from(error)
                     .about(name)
                     .hint("the image is marked as in need of a check: repair it again")
-            })
+            })?;
+            if let Some(undo) = undo {
+                undo.finish(below);
+            }
+            Ok(())
         })
     }
 
@@ -398,29 +406,49 @@ fn cannot(error: &RepairError, name: &str) -> Failure {
     }
 }
 
-/// Writes the undo file and makes it durable.
-pub(crate) fn save_undo(
-    device: &dyn BlockDevice,
-    places: impl Iterator<Item = (u64, u64)>,
-    path: &Path,
-) -> Result<()> {
-    let shown = escape(path.as_os_str().as_encoded_bytes());
-    let failed =
-        |error: io::Error| Failure::caused(Exit::Io, &format!("{shown} cannot be written"), &error);
-    let mut file =
-        OpenOptions::new().write(true).create_new(true).open(path).map_err(|error| match error
-            .kind()
-        {
+/// A file that keeps what a change overwrites.
+pub(crate) struct UndoFile {
+    file: File,
+    /// Its name, for messages.
+    shown: String,
+}
+
+impl UndoFile {
+    /// Writes what `device` holds at `places`, and makes it durable.
+    pub(crate) fn save(
+        device: &dyn BlockDevice,
+        places: impl Iterator<Item = (u64, u64)>,
+        path: &Path,
+    ) -> Result<UndoFile> {
+        let shown = escape(path.as_os_str().as_encoded_bytes());
+        let failed = |error: io::Error| {
+            Failure::caused(Exit::Io, &format!("{shown} cannot be written"), &error)
+        };
+        let options = OpenOptions::new().read(true).write(true).create_new(true).open(path);
+        let mut file = options.map_err(|error| match error.kind() {
             io::ErrorKind::AlreadyExists => Failure::new(Exit::Refused, format!("{shown} exists"))
                 .hint("an undo file is never overwritten: give another name"),
             _ => failed(error),
         })?;
-    match extant_repair::save_undo(device, places, &mut file) {
-        Ok(()) => {}
-        Err(UndoError::File(error)) => return Err(failed(error)),
-        Err(error) => return Err(Failure::new(Exit::Io, error.to_string())),
+        match extant_repair::save_undo(device, places, &mut file) {
+            Ok(()) => {}
+            Err(UndoError::File(error)) => return Err(failed(error)),
+            Err(error) => return Err(Failure::new(Exit::Io, error.to_string())),
+        }
+        file.sync_all().map_err(failed)?;
+        Ok(UndoFile { file, shown })
     }
-    file.sync_all().map_err(failed)
+
+    /// Keeps what the change left, which is done: without it, nobody can tell what was written later.
+    pub(crate) fn finish(mut self, device: &dyn BlockDevice) {
+        let done = extant_repair::finish_undo(device, &mut self.file);
+        if let Err(error) = done.and_then(|()| Ok(self.file.sync_all()?)) {
+            complain(&format!(
+                "note: {} does not say what was written, so that extant undo may destroy what is written later: {error}",
+                self.shown
+            ));
+        }
+    }
 }
 
 /// Runs `undo`.
@@ -444,12 +472,18 @@ pub(crate) fn run_undo(args: &UndoArgs) -> Result<Exit> {
     let look = look.map_err(|error| cannot(&error, &name))?;
     interrupt::listen()?;
     let bytes = held(&device, look, None, &name, |below| {
-        extant_repair::undo(below, &mut undo).map_err(|error| {
+        extant_repair::undo(below, &mut undo, args.force).map_err(|error| {
             let exit = match &error {
                 UndoError::Device(_) | UndoError::File(_) => Exit::Io,
                 _ => Exit::Refused,
             };
-            Failure::new(exit, error.to_string()).about(&shown)
+            let failure = Failure::new(exit, error.to_string()).about(&shown);
+            match error {
+                UndoError::Changed { .. } => failure.hint(
+                    "--force puts it back all the same, for the image of this undo file only",
+                ),
+                _ => failure,
+            }
         })
     })?;
     complain(&format!("{name}: {} put back", counted(bytes, "byte")));

@@ -61,6 +61,18 @@ fn what_is_wrong_is_set_right_and_can_be_put_back() {
     ran.complains(&["note: nothing was written", "v was not made"]);
     assert!(!place.path("v").exists());
 
+    // What was written since is not destroyed, unless somebody insists.
+    std::fs::copy(place.path("a.img"), place.path("later.img")).unwrap();
+    place.run(&["mkdir", "later.img:/later"]).succeeds();
+    let later = std::fs::read(place.path("later.img")).unwrap();
+    place
+        .run(&["undo", "u", "later.img"])
+        .ends_with(7)
+        .complains(&["was changed since", "nothing was put back"])
+        .hints("--force");
+    assert!(std::fs::read(place.path("later.img")).unwrap() == later);
+    place.run(&["undo", "--force", "u", "later.img"]).succeeds();
+
     // An undo file is never overwritten, and belongs to one device.
     place.run(&["undo", "u", "a.img"]).succeeds();
     assert!(std::fs::read(place.path("a.img")).unwrap() == before, "all is as it was");

@@ -12,7 +12,7 @@ use extant_tune::{Plan, Request, TuneError};
 use serde_json::{Value, json};
 
 use super::TuneArgs;
-use crate::commands::repair::{save_undo, waits};
+use crate::commands::repair::{UndoFile, waits};
 use crate::commands::resize::{of_change, other_than_ext};
 use crate::edit::EditArgs;
 use crate::exit::{Exit, Failure, Result, chain};
@@ -155,12 +155,12 @@ impl ConvertArgs {
             return self.show(&plan, &name, false);
         }
         let device = edit.device(file)?;
-        let mut kept = Ok(());
+        let mut kept = Ok(None);
         let mut keep = |places: &[(u64, u64)]| {
             let Some(undo) = &self.undo else { return Ok(()) };
-            kept = save_undo(&*device, places.iter().copied(), undo);
+            kept = UndoFile::save(&*device, places.iter().copied(), undo).map(Some);
             match &kept {
-                Ok(()) => Ok(()),
+                Ok(_) => Ok(()),
                 Err(_) => Err(TuneError::Refused {
                     what: "undo".to_owned(),
                     why: "what would be overwritten cannot be kept".to_owned(),
@@ -170,8 +170,12 @@ impl ConvertArgs {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let mut tell = |seconds| waits(&name, seconds);
         let done = extant_tune::tune(&device, request, &mut keep, &clock, &mut tell);
-        kept?;
-        self.show(&done.map_err(|error| cannot(error, &device))?, &name, true)
+        let undo = kept?;
+        let plan = done.map_err(|error| cannot(error, &device))?;
+        if let Some(undo) = undo {
+            undo.finish(&*device);
+        }
+        self.show(&plan, &name, true)
     }
 
     fn show(&self, plan: &Plan, name: &str, written: bool) -> Result<()> {
