@@ -200,7 +200,7 @@ impl<'b> Kept<'b> {
         Ok(Kept { records, bytes: end, left: sums(rest, sectors)? })
     }
 
-    /// Whether the device has what the change left, or what was there before (U1).
+    /// Compares what the device has with what the change left and with what was there before (U1).
     fn check(&self, device: &dyn BlockDevice) -> Result<(), UndoError> {
         let Some(left) = &self.left else { return self.check_identity(device) };
         // Who has the file system changes with each use.
@@ -221,7 +221,7 @@ impl<'b> Kept<'b> {
         Ok(())
     }
 
-    /// Whether the superblock on the device is of the file system whose superblock was kept, and of the same mount.
+    /// Compares the superblock on the device with the one that was kept: the same file system, and no mount since.
     fn check_identity(&self, device: &dyn BlockDevice) -> Result<(), UndoError> {
         const MAGIC_AT: Range<usize> = 0x38..0x3a;
         const MTIME: Range<usize> = 0x2c..0x30;
