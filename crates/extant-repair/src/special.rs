@@ -7,7 +7,7 @@ use extant_format::features::Feature;
 use extant_format::inode::{FileKind, InodeFlags};
 use extant_format::orphan::OrphanBlock;
 use extant_format::quota::{QuotaEntry, QuotaFile, QuotaKind};
-use extant_format::superblock::Superblock;
+use extant_format::superblock::{OLD_FIRST_INO, Superblock};
 
 use crate::error::{Fixed, Trouble};
 use crate::state::State;
@@ -224,6 +224,11 @@ pub(crate) fn fix_named(state: &mut State, field: &str, ino: Ino) -> Fixed {
             }
             record.set_flag(InodeFlags::INLINE_DATA, false);
             state.store(&record)
+        }
+        // None of these was ever reserved: it is the number of the first one that is wrong.
+        "a reserved inode" if ino.0 >= OLD_FIRST_INO => {
+            state.sb.first_inode = Ino(OLD_FIRST_INO);
+            state.write_superblock()
         }
         "a reserved inode" => {
             let mut record = state.load(ino)?;

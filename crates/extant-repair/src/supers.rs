@@ -7,7 +7,7 @@ use extant_block::BlockDevice;
 use extant_format::features::{Compat, Features, Incompat};
 use extant_format::group::{GroupChecksum, GroupDescriptor};
 use extant_format::superblock::{
-    MAGIC, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock, SuperblockError,
+    MAGIC, OLD_FIRST_INO, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock, SuperblockError,
 };
 use extant_layout::Heads;
 use extant_layout::support::CHECKABLE;
@@ -41,7 +41,7 @@ pub(crate) fn find(draft: &Arc<Draft>) -> Result<FoundSuper, RepairError> {
         return put_back(draft, sb);
     }
     let mut notes = Vec::new();
-    let primary = patched(&mut bytes, &mut notes);
+    let primary = patched(draft, &mut bytes, &mut notes)?;
     // The device was cut off, unless a backup says that the number of blocks is wrong.
     let too_large = primary.as_ref().ok().and_then(|sb| fits(draft, sb).err());
     if let Ok(sb) = &primary
@@ -197,9 +197,15 @@ pub(crate) fn reread(draft: &Draft) -> Result<Superblock, RepairError> {
 
 /// Decodes a superblock after correcting fields whose value follows from others.
 fn patched(
+    draft: &Draft,
     bytes: &mut [u8; SUPERBLOCK_BYTES],
     notes: &mut Vec<(&'static str, String)>,
-) -> Result<Superblock, SuperblockError> {
+) -> Result<Result<Superblock, SuperblockError>, RepairError> {
+    if let Some(later) = of_a_later_revision(bytes) {
+        *bytes = later;
+        let text = "revision 0 has neither a first inode nor a size of inodes, and both are there";
+        notes.push(("superblock", text.to_owned()));
+    }
     for _attempt in 0..8 {
         let error = match Superblock::decode_unverified(bytes) {
             Ok(sb) => {
@@ -207,7 +213,7 @@ fn patched(
                     && sb.journal_inode == Ino::JOURNAL
                     && (sb.journal_uuid != [0; 16] || sb.journal_device != 0);
                 if !is_inside {
-                    return Ok(sb);
+                    return Ok(Ok(sb));
                 }
                 // Linux mounts nothing that has both, and e2fsck looks for the other device.
                 put(bytes, 0xd0, &[0; 16]);
@@ -219,8 +225,12 @@ fn patched(
             Err(error) => error,
         };
         match &error {
-            SuperblockError::InodeCount { expected, .. } => {
-                let Ok(right) = u32::try_from(*expected) else { return Err(error) };
+            SuperblockError::InodeCount { found, expected, .. } => {
+                // It is not the count that is wrong, and all tables would be read with another length.
+                if backup(draft)?.is_some_and(|other| other.inodes_count == *found) {
+                    return Ok(Err(error));
+                }
+                let Ok(right) = u32::try_from(*expected) else { return Ok(Err(error)) };
                 put(bytes, 0, &right.to_le_bytes());
             }
             SuperblockError::FirstDataBlock { expected, .. } => {
@@ -241,7 +251,12 @@ fn patched(
                         notes.push(("superblock", error.to_string()));
                         continue;
                     }
-                    _ => return Err(error),
+                    "s_first_ino" => {
+                        put(bytes, 0x54, &OLD_FIRST_INO.to_le_bytes());
+                        notes.push(("superblock", error.to_string()));
+                        continue;
+                    }
+                    _ => return Ok(Err(error)),
                 };
                 let width = if matches!(at, 0xce | 0x15c | 0x15e) { 2 } else { 4 };
                 put(bytes, at, &[0; 4][..width]);
@@ -254,13 +269,16 @@ fn patched(
                     put(bytes, high, &[0; 4]);
                 }
             }
+            SuperblockError::PerGroup { field: "s_first_ino", .. } => {
+                put(bytes, 0x54, &OLD_FIRST_INO.to_le_bytes());
+            }
             SuperblockError::ChecksumType { .. } => put(bytes, 0x175, &[1]),
             SuperblockError::FeatureConflict { one, other } => {
                 // The one that others do not build on.
                 let (at, bit) = match (*one, *other) {
                     ("resize_inode", _) | (_, "resize_inode") => (0x5c, 0x10u32),
                     ("uninit_bg", _) | (_, "uninit_bg") => (0x64, 0x10),
-                    _ => return Err(error),
+                    _ => return Ok(Err(error)),
                 };
                 let word = u32_at(bytes, at) & !bit;
                 put(bytes, at, &word.to_le_bytes());
@@ -268,11 +286,23 @@ fn patched(
                     put(bytes, 0xce, &[0; 2]);
                 }
             }
-            _ => return Err(error),
+            _ => return Ok(Err(error)),
         }
         notes.push(("superblock", error.to_string()));
     }
-    Superblock::decode_unverified(bytes)
+    Ok(Superblock::decode_unverified(bytes))
+}
+
+/// Returns a superblock of revision 0 as one of revision 1, if it has what only that has: with revision 0, all features
+/// would be off, and inodes be read as if they were small.
+fn of_a_later_revision(bytes: &[u8; SUPERBLOCK_BYTES]) -> Option<[u8; SUPERBLOCK_BYTES]> {
+    let has_sizes = u32_at(bytes, 0x54) >= OLD_FIRST_INO && u16_at(bytes, 0x58) != 0;
+    if u32_at(bytes, 0x4c) != 0 || !has_sizes {
+        return None;
+    }
+    let mut later = *bytes;
+    put(&mut later, 0x4c, &1u32.to_le_bytes());
+    Superblock::decode_unverified(&later).is_ok().then_some(later)
 }
 
 /// Refuses a file system that is larger than its device.

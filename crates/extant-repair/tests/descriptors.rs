@@ -78,12 +78,18 @@ fn the_only_superblock_loses_nothing_by_a_field_that_follows_from_others() {
     require!(oracle::mke2fs(&path, "8M", &words));
     let good = extant_testkit::image::load(&path);
     let before = seen(&good);
-    let places: [(u64, &[u8]); 4] = [
+    let places: [(u64, &[u8]); 8] = [
         (0x174, &[164]),
         // The UUID and the number of an external journal, beside the inode of the one inside.
         (0xd0, &[7; 16]),
         (0xe4, &[1, 2, 3, 4]),
         (0xce, &[0xff, 0xff]),
+        // The revision, without which it has no features.
+        (0x4c, &[0]),
+        // The first inode that is not reserved: among the files, none at all, and one behind the last.
+        (0x54, &[13, 0, 0, 0]),
+        (0x54, &[0, 0, 0, 0]),
+        (0x54, &[11, 0, 0, 0x40]),
     ];
     for (at, bytes) in places {
         let device = good.snapshot();
@@ -93,6 +99,27 @@ fn the_only_superblock_loses_nothing_by_a_field_that_follows_from_others() {
         assert!(outcome.is_clean && !outcome.findings.is_empty(), "{what}");
         assert_eq!(losses(&before, &device), Vec::<String>::new(), "{what}");
         assert_eq!(problems(&device), Vec::<String>::new(), "{what}");
+        assert_eq!(require!(e2fsck(&device, dir.path(), false)), "", "{what}");
+    }
+}
+
+#[test]
+fn tables_keep_their_length_where_a_copy_of_the_superblock_has_it() {
+    let dir = tempdir().unwrap();
+    // Without checksums.
+    let good = require!(sample(dir.path(), SETS[1]));
+    let before = seen(&good);
+    let per_group = superblock(&good).inodes_per_group;
+    let count = superblock(&good).inodes_count;
+    let places: [(u64, u32); 3] = [(0x28, per_group + 8), (0x28, per_group - 1), (0, count + 8)];
+    for (at, value) in places {
+        let device = good.snapshot();
+        device.write_at(1024 + at, &value.to_le_bytes()).unwrap();
+        let outcome = repaired(&device).unwrap();
+        let what = format!("{at:#x}: {:#?}", outcome.findings);
+        assert!(outcome.is_clean && !outcome.findings.is_empty(), "{what}");
+        assert_eq!(losses(&before, &device), Vec::<String>::new(), "{what}");
+        assert_eq!(superblock(&device).inodes_count, count);
         assert_eq!(require!(e2fsck(&device, dir.path(), false)), "", "{what}");
     }
 }

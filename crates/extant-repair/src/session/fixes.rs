@@ -161,6 +161,8 @@ impl Session<'_> {
     }
 
     fn fix_inodes(&mut self, state: &mut State, batch: &[Problem]) -> Result<(), RepairError> {
+        let lasting = |state: &State| (state.sb.features, state.sb.first_inode);
+        let before = lasting(state);
         for (ino, problems) in Self::by_inode(batch) {
             let (attributes, others): (Vec<Problem>, Vec<Problem>) =
                 problems.into_iter().partition(|problem| problem.code().starts_with("xattr"));
@@ -186,6 +188,7 @@ impl Session<'_> {
             };
             self.note(&others, result)?;
         }
+        self.stale_backups |= lasting(state) != before;
         Ok(())
     }
 
