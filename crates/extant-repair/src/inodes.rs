@@ -66,6 +66,11 @@ pub(crate) fn fix(state: &mut State, ino: Ino, problems: &[Problem]) -> Fixed {
                 "i_faddr" => record.put32(0x70, 0),
                 "i_blocks_hi" => record.put16(record::BLOCKS_HIGH, 0),
                 "i_file_acl_hi" => record.put16(record::FILE_ACL_HIGH, 0),
+                // Where there are attributes, it is the feature that is missing.
+                "i_file_acl" if xattrs::is_block(state, &record)? => {
+                    state.add_feature(Feature::EXT_ATTR);
+                    state.write_superblock()?;
+                }
                 _ => record.set_file_acl(0, true),
             },
             Problem::Unwritten { .. } => wants_map = true,

@@ -10,6 +10,7 @@ use crate::dirs::{self, Kept, all_entries, inline_entries, layout_of};
 use crate::error::{Fixed, Trouble};
 use crate::inodes::looks_like_directory;
 use crate::state::State;
+use crate::xattrs;
 use extant_format::record;
 
 const NAME: &[u8] = b"lost+found";
@@ -70,7 +71,8 @@ pub(crate) fn reconnect(state: &mut State, ino: Ino) -> Fixed {
         return state.delete_inode(&mut found);
     }
     let is_empty = found.size() == 0 && found.u32(record::BLOCKS_LO) == 0;
-    if is_empty && found.kind() == Some(FileKind::Regular) && found.file_acl(true).0 == 0 {
+    let has_attributes = found.file_acl(true).0 != 0 || xattrs::has_entries(&found);
+    if is_empty && found.kind() == Some(FileKind::Regular) && !has_attributes {
         return state.delete_inode(&mut found);
     }
     let lost = find_or_make(state)?;

@@ -11,7 +11,6 @@ use crate::error::Fixed;
 use crate::space::Bits;
 use crate::state::State;
 use extant_change::FileMap;
-use extant_format::record::Record;
 
 /// Clusters of superblocks, descriptors, bitmaps and tables.
 fn fixed(state: &State) -> Bits {
@@ -45,7 +44,8 @@ fn fixed(state: &State) -> Bits {
 /// a lower number, or the file itself.
 pub(crate) fn fix(state: &mut State, inodes: &BTreeSet<Ino>) -> Fixed {
     let mut claimed = fixed(state);
-    let mut attribute_blocks = BTreeSet::new();
+    // Blocks of attributes, and where their copies are: those who share a block share its copy.
+    let mut attribute_blocks = BTreeMap::<u64, Option<u64>>::new();
     let all: Vec<Ino> = state.exam.inodes().map(|view| view.ino).collect();
     for ino in all {
         let mut record = state.load(ino)?;
@@ -59,13 +59,20 @@ pub(crate) fn fix(state: &mut State, inodes: &BTreeSet<Ino>) -> Fixed {
             continue;
         }
         let mut changed = false;
-        if acl != 0 && state.in_range(acl, 1) && attribute_blocks.insert(acl) {
+        if acl != 0 && state.in_range(acl, 1) {
             let cluster = state.cluster(acl);
-            if claimed.get(cluster) && inodes.contains(&ino) {
-                copy_attributes(state, &mut record, acl)?;
+            let may_copy = inodes.contains(&ino);
+            let to = match attribute_blocks.get(&acl) {
+                Some(copied) => *copied,
+                None if claimed.get(cluster) && may_copy => Some(copy_attributes(state, acl)?),
+                None => None,
+            };
+            attribute_blocks.insert(acl, to);
+            claimed.set(cluster);
+            if let Some(to) = to.filter(|_| may_copy) {
+                record.set_file_acl(to, state.is_wide());
                 changed = true;
             }
-            claimed.set(cluster);
         }
         let map = state.read_map(&record)?;
         let (extents, has_copies) = part(state, &map, &mut claimed, inodes.contains(&ino))?;
@@ -164,13 +171,12 @@ fn copy(state: &State, kind: ExtentState, from: u64, to: u64, len: u64) -> Fixed
     Ok(())
 }
 
-fn copy_attributes(state: &mut State, record: &mut Record, from: u64) -> Fixed {
+fn copy_attributes(state: &mut State, from: u64) -> Fixed<u64> {
     let mut bytes = state.read_block(from)?;
     let to = state.take_block()?;
     if state.sb.features.metadata_csum() {
         xattr::seal(state.seed, FsBlock(to), &mut bytes);
     }
     state.write_block(to, &bytes)?;
-    record.set_file_acl(to, state.is_wide());
-    Ok(())
+    Ok(to)
 }

@@ -62,6 +62,7 @@ fn clean(bytes: &mut [u8], rules: &Rules<'_>) -> bool {
     let mut at = rules.start;
     let mut taken: Vec<(usize, usize)> = Vec::new();
     let mut names: Vec<Vec<u8>> = Vec::new();
+    let mut last = None;
     loop {
         let Some(one) = entry(bytes, at) else {
             // The end mark, or bytes that are no entry: the list ends here.
@@ -69,12 +70,9 @@ fn clean(bytes: &mut [u8], rules: &Rules<'_>) -> bool {
                 put(bytes, at, &[0; 4]);
                 changed = true;
             } else if bytes.get(at..at + 4).is_none() {
-                // No room for the mark: the last entry goes.
-                let Some(last) = taken.len().checked_sub(1) else { break };
-                let _ = last;
-                if let Some(rest) = bytes.get_mut(rules.start..) {
-                    rest.fill(0);
-                }
+                // No room for the mark: the last entry goes. Its value is elsewhere or empty, or it would have gone before.
+                let Some(rest) = last.and_then(|last| bytes.get_mut(last..)) else { break };
+                rest.fill(0);
                 changed = true;
             }
             break;
@@ -93,6 +91,7 @@ fn clean(bytes: &mut [u8], rules: &Rules<'_>) -> bool {
                 taken.push((from, from + ((one.value_len + 3) & !3)));
             }
             names.push(key(bytes, &one));
+            last = Some(at);
             at += one.len;
             continue;
         }
@@ -163,6 +162,22 @@ fn is_right(
     let value = bytes.get(from..from + one.value_len).unwrap_or(&[]);
     let matters = rules.is_block || one.hash != 0;
     !matters || xattr::entry_hash_matches(one.hash, name, value)
+}
+
+/// Returns whether there are attributes in the space of an inode.
+pub(crate) fn has_entries(record: &Record) -> bool {
+    let space = record.bytes.get(record.xattr_at()..).unwrap_or(&[]);
+    u32_at(space, 0) == xattr::MAGIC && entry(space, INODE_HEADER).is_some()
+}
+
+/// Returns whether the inode leads to a block of attributes.
+pub(crate) fn is_block(state: &State, record: &Record) -> Fixed<bool> {
+    let block = record.file_acl(state.is_wide()).0;
+    if !state.in_range(block, 1) {
+        return Ok(false);
+    }
+    let bytes = state.read_block(block)?;
+    Ok(u32_at(&bytes, 0) == xattr::MAGIC && u32_at(&bytes, 8) == 1)
 }
 
 /// Sets the attributes of one inode right.

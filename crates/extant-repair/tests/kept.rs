@@ -1,0 +1,266 @@
+//! What a repair keeps that looks like a part of what it takes away.
+
+mod common;
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use common::{SETS, e2fsck, losses, problems, repaired, sample, seen};
+use extant::{MountOptions, QuotaKind, QuotaLimits};
+use extant_block::{BlockDevice, MemoryDevice};
+use extant_repair::{Ask, Decision, Fix, Preen, RepairOptions, repair};
+use extant_testkit::{image, oracle, require, tempdir};
+
+/// `good` after commands of debugfs.
+fn damaged(dir: &Path, good: &MemoryDevice, commands: &str) -> Result<MemoryDevice, String> {
+    let path = dir.join("damaged.img");
+    let _removed = fs::remove_file(&path);
+    image::save(good, &path);
+    let _said = oracle::debugfs(&path, true, commands)?;
+    Ok(image::load(&path))
+}
+
+/// Repairs everything.
+fn mended(device: MemoryDevice, dir: &Path) -> extant::Fs {
+    let outcome = repaired(&device).unwrap();
+    assert!(outcome.is_clean, "{:#?}", outcome.findings);
+    assert_eq!(problems(&device), Vec::<String>::new());
+    assert_eq!(e2fsck(&device, dir, false).unwrap(), "");
+    MountOptions::new().read_only(false).open(device).unwrap()
+}
+
+#[test]
+fn limits_of_quota_stay_when_its_usage_is_counted_again() {
+    let dir = tempdir().unwrap();
+    let good = require!(sample(dir.path(), SETS[3]));
+    let limits = QuotaLimits {
+        space_hard_kib: 7 << 10,
+        space_soft_kib: 5 << 10,
+        inodes_hard: 900,
+        inodes_soft: 800,
+    };
+    let device = Arc::new(good);
+    let fs = MountOptions::new().read_only(false).open(Arc::clone(&device)).unwrap();
+    fs.set_quota_limits(QuotaKind::User, 77, &limits).unwrap();
+    fs.unmount().unwrap();
+    let device = require!(damaged(dir.path(), &device, "set_inode_field /d/file5 uid 77"));
+    let entry = mended(device, dir.path()).quota(QuotaKind::User, 77).unwrap().unwrap();
+    assert_eq!((entry.inodes, entry.inode_hard_limit, entry.inode_soft_limit), (1, 900, 800));
+    assert_eq!((entry.space_hard_limit, entry.space_soft_limit), (7 << 10, 5 << 10));
+}
+
+/// Repairs everything before the first count of links that is wrong.
+struct UntilLinks;
+
+impl Ask for UntilLinks {
+    fn ask(&mut self, finding: &Fix) -> Decision {
+        if finding.code == "links" { Decision::Stop } else { Decision::Fix }
+    }
+}
+
+#[test]
+fn who_stops_keeps_what_waited_in_the_log_and_changes_nothing_else() {
+    let dir = tempdir().unwrap();
+    let device = Arc::new(require!(sample(dir.path(), SETS[2])));
+    let options = MountOptions::new().read_only(false).background(false);
+    let fs = options.open(Arc::clone(&device)).unwrap();
+    fs.write("/d/late", [9; 2000]).unwrap();
+    fs.sync().unwrap();
+    let left = device.snapshot();
+    fs.unmount().unwrap();
+    // A name of nothing, which is taken out first, and a count that is wrong, where it ends.
+    let commands = "set_inode_field /d/file5 links_count 3\nclri /d/file6";
+    let damaged = require!(damaged(dir.path(), &left, commands));
+    let options = RepairOptions { now: common::NOW };
+    let outcome = repair(Arc::new(damaged.snapshot()), &options, &mut UntilLinks).unwrap();
+    assert!(
+        outcome.is_stopped && outcome.findings.len() > 1 && outcome.transactions > 0,
+        "{:#?}",
+        outcome.findings
+    );
+    outcome.plan.apply(&damaged).unwrap();
+    let fs = MountOptions::new().open(damaged.snapshot()).unwrap();
+    assert_eq!(fs.read("/d/late").unwrap(), [9; 2000]);
+    assert_eq!(fs.resolve("/d/file5").unwrap().metadata().links, 3);
+    let mut names = fs.resolve("/d").unwrap().read_dir().unwrap();
+    assert!(names.any(|one| one.unwrap().name() == b"file6"), "the change before it is not made");
+    let again = repair(Arc::new(damaged), &options, &mut Preen).unwrap();
+    assert_eq!((again.is_stopped, again.transactions, again.plan.is_empty()), (true, 0, true));
+}
+
+#[test]
+fn what_else_is_in_a_directory_of_a_loop_keeps_its_name() {
+    let dir = tempdir().unwrap();
+    for set in [SETS[2], SETS[3]] {
+        let good = require!(sample(dir.path(), set));
+        let loops = "ln /d/file5 /d/e/f/kept\nln /d/e /d/e/f/again\nunlink /d/e";
+        let fs = mended(require!(damaged(dir.path(), &good, loops)), dir.path());
+        let lost = fs.resolve("/lost+found").unwrap().read_dir().unwrap();
+        let names: Vec<String> =
+            lost.map(|one| String::from_utf8(one.unwrap().name().to_vec()).unwrap()).collect();
+        assert_eq!(names.len(), 1, "{set:?}: {names:?}");
+        let found = [format!("/lost+found/{}", names[0]), format!("/lost+found/{}/f", names[0])];
+        let kept = found.iter().find_map(|dir| fs.read(format!("{dir}/kept")).ok());
+        assert_eq!(kept, Some(vec![6; 15000]), "{set:?}");
+    }
+}
+
+#[test]
+fn of_two_files_with_one_name_both_stay() {
+    let dir = tempdir().unwrap();
+    let good = require!(sample(dir.path(), SETS[2]));
+    let mounted = MountOptions::new().open(good.snapshot()).unwrap();
+    let seven = mounted.resolve("/d/file7").unwrap().ino();
+    let twice = format!("unlink /d/file7\nln <{seven}> /d/a.name");
+    let device = require!(damaged(dir.path(), &good, &twice));
+    // Another name of the same length, in a directory without an index and checksums.
+    let mut bytes = vec![0; device.size_bytes() as usize];
+    device.read_at(0, &mut bytes).unwrap();
+    let (old, new) = (b"\x06\x01a.name", b"\x06\x01file15");
+    let places: Vec<usize> =
+        (0..bytes.len() - 8).filter(|at| bytes[*at..].starts_with(old)).collect();
+    let [place] = places[..] else { panic!("{places:?}") };
+    device.write_at(place as u64, new).unwrap();
+    let fs = mended(device, dir.path());
+    let mut both = [fs.read("/d/file15").unwrap(), fs.read("/d/file15~0").unwrap()];
+    both.sort();
+    assert!(both == [vec![8; 21000], vec![16; 45000]]);
+}
+
+#[test]
+fn an_empty_file_that_lost_its_name_is_kept_for_its_attributes() {
+    let dir = tempdir().unwrap();
+    let good = require!(sample(dir.path(), SETS[2]));
+    fs::write(dir.path().join("long"), [b'v'; 700]).unwrap();
+    let long = dir.path().join("long");
+    for (set, len) in [
+        ("ea_set /d/file0 user.a value".to_owned(), 5),
+        (format!("ea_set -f {} /d/file0 user.a", long.display()), 700),
+    ] {
+        let commands = format!("{set}\nunlink /d/file0");
+        let fs = mended(require!(damaged(dir.path(), &good, &commands)), dir.path());
+        let found = fs.resolve("/lost+found").unwrap().read_dir().unwrap().next().unwrap().unwrap();
+        assert_eq!(found.inode().unwrap().xattr("user.a").unwrap().len(), len);
+    }
+}
+
+/// Where debugfs has the record of an inode, in bytes; with blocks of 1 KiB.
+fn record_of(path: &Path, file: &str) -> Result<u64, String> {
+    let text = oracle::debugfs(path, false, &format!("imap {file}"))?;
+    let number = |mark: &str| {
+        let rest = text.split(mark).nth(1).unwrap();
+        rest.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap().to_owned()
+    };
+    let block: u64 = number("located at block ").parse().unwrap();
+    let within = number("offset 0x");
+    Ok(block * 1024 + u64::from_str_radix(&within, 16).unwrap())
+}
+
+#[test]
+fn who_shares_a_block_of_attributes_that_a_file_claims_shares_its_copy() {
+    let dir = tempdir().unwrap();
+    let good = require!(sample(dir.path(), SETS[2]));
+    let path = dir.path().join("shared.img");
+    image::save(&good, &path);
+    let value = dir.path().join("value");
+    fs::write(&value, [b'v'; 700]).unwrap();
+    let set = format!("ea_set -f {} /d/file9 user.large\nstat /d/file9", value.display());
+    let said = require!(oracle::debugfs(&path, true, &set));
+    let shared: u64 = said
+        .split("File ACL: ")
+        .nth(1)
+        .unwrap()
+        .split_whitespace()
+        .next()
+        .unwrap()
+        .parse()
+        .unwrap();
+    // Eight share it, and the file of the lowest number has it as its only block.
+    let mounted = MountOptions::new().open(good.snapshot()).unwrap();
+    let mut files: Vec<(u32, u32)> = (1..18)
+        .map(|number| (mounted.resolve(format!("/d/file{number}")).unwrap().ino().0, number))
+        .collect();
+    files.sort_unstable();
+    let (first, others) = (files[0].1, &files[files.len() - 8..]);
+    let mut commands = String::new();
+    for (_, number) in others {
+        writeln!(commands, "set_inode_field /d/file{number} file_acl {shared}").unwrap();
+    }
+    writeln!(commands, "set_inode_field /d/file{first} block[5] {shared}").unwrap();
+    writeln!(commands, "set_inode_field /d/file{first} block[4] 1").unwrap();
+    let _said = require!(oracle::debugfs(&path, true, &commands));
+    let device = image::load(&path);
+    let outcome = repaired(&device).unwrap();
+    assert!(outcome.is_clean, "{:#?}", outcome.findings);
+    assert_eq!(problems(&device), Vec::<String>::new());
+    let mounted = MountOptions::new().open(Arc::new(device)).unwrap();
+    for (_, number) in others {
+        let inode = mounted.resolve(format!("/d/file{number}")).unwrap();
+        assert_eq!(inode.xattr("user.large").unwrap(), [b'v'; 700], "{number}");
+    }
+}
+
+#[test]
+fn a_list_of_attributes_without_an_end_loses_its_last() {
+    let dir = tempdir().unwrap();
+    let good = require!(sample(dir.path(), SETS[2]));
+    let path = dir.path().join("full.img");
+    image::save(&good, &path);
+    let record = require!(record_of(&path, "/d/file9"));
+    let mut extra = [0; 2];
+    good.read_at(record + 128, &mut extra).unwrap();
+    let at = 128 + usize::from(u16::from_le_bytes(extra));
+    assert_eq!(at, 160);
+    // Entries without values reach from the header to the last byte of the record.
+    let mut space = 0xea02_0000u32.to_le_bytes().to_vec();
+    for name in ["four", "a second", "a third.", "a fourth"] {
+        space.extend([name.len() as u8, 1]);
+        space.extend([0; 14]);
+        space.extend(name.as_bytes());
+    }
+    assert_eq!(at + space.len(), 256);
+    good.write_at(record + at as u64, &space).unwrap();
+    assert_ne!(problems(&good), Vec::<String>::new());
+    let outcome = repaired(&good).unwrap();
+    assert!(outcome.is_clean, "{:#?}", outcome.findings);
+    assert_eq!(problems(&good), Vec::<String>::new());
+    assert_eq!(require!(e2fsck(&good, dir.path(), false)), "");
+    let mounted = MountOptions::new().open(Arc::new(good)).unwrap();
+    let names = mounted.resolve("/d/file9").unwrap().xattr_names().unwrap();
+    let wanted: [&[u8]; 3] = [b"user.four", b"user.a second", b"user.a third."];
+    assert_eq!(names, wanted);
+}
+
+#[test]
+fn who_claims_the_ends_of_a_table_of_inodes_gets_copies() {
+    let dir = tempdir().unwrap();
+    let good = require!(sample(dir.path(), SETS[2]));
+    let before = seen(&good);
+    let number = |at: u64| {
+        let mut bytes = [0; 4];
+        good.read_at(at, &mut bytes).unwrap();
+        u32::from_le_bytes(bytes)
+    };
+    let (table, per_group) = (number(2048 + 8), number(1024 + 0x28));
+    let blocks = per_group * 256 / 1024;
+    let path = dir.path().join("claimed.img");
+    for block in [table, table + blocks - 1] {
+        let _removed = fs::remove_file(&path);
+        image::save(&good, &path);
+        // The second and last of its extents; what it had there is free.
+        let command = format!(
+            "set_inode_field /d/file5 block[5] {block}\nset_inode_field /d/file5 block[4] 1"
+        );
+        let _said = require!(oracle::debugfs(&path, true, &command));
+        let device = image::load(&path);
+        let outcome = repaired(&device).unwrap();
+        assert!(outcome.is_clean, "{block}: {:#?}", outcome.findings);
+        assert_eq!(problems(&device), Vec::<String>::new());
+        let file =
+            MountOptions::new().open(device.snapshot()).unwrap().resolve("/d/file5").unwrap().ino();
+        let own = format!("inode {file} has other contents");
+        assert_eq!(losses(&before, &device), [own]);
+    }
+}
