@@ -2,10 +2,11 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::io::Cursor;
 
 use common::{SETS, losses, pieces, planned, problems, repaired, sample, seen};
-use extant_block::{BlockDevice, MemoryDevice};
+use extant_block::{BlockDevice, MemoryDevice, Record, RecordingDevice};
 use extant_repair::{UndoError, finish_undo, undo};
 use extant_testkit::{oracle, require, tempdir};
 
@@ -33,7 +34,28 @@ fn needs_new_blocks() -> Result<MemoryDevice, String> {
     let path = dir.path().join("claimed.img");
     extant_testkit::image::save(&good, &path);
     let _said = oracle::debugfs(&path, true, &commands)?;
-    Ok(extant_testkit::image::load(&path))
+    let device = extant_testkit::image::load(&path);
+    // Every second free block of the first group is marked as used: what is new lies beside what is not.
+    let bitmap = bitmaps(&device)[0];
+    let mut bits = vec![0; 1024];
+    device.read_at(bitmap, &mut bits).unwrap();
+    bits.iter_mut().for_each(|byte| *byte |= 0xaa);
+    device.write_at(bitmap, &bits).unwrap();
+    Ok(device)
+}
+
+/// Where the bitmaps of the blocks are; with blocks of 1 KiB.
+fn bitmaps(device: &MemoryDevice) -> Vec<u64> {
+    let mut sb = [0; 1024];
+    device.read_at(1024, &mut sb).unwrap();
+    let field = |at: usize| u32::from_le_bytes(sb[at..at + 4].try_into().unwrap());
+    let groups = (field(4) - 1).div_ceil(field(0x20));
+    let bitmap = |group: u32| {
+        let mut at = [0; 4];
+        device.read_at(2048 + u64::from(group) * 32, &mut at).unwrap();
+        u64::from(u32::from_le_bytes(at)) * 1024
+    };
+    (0..groups).map(bitmap).collect()
 }
 
 /// Clusters that are in use in `device`, by its block bitmaps; with blocks of 1 KiB.
@@ -43,12 +65,9 @@ fn in_use(device: &MemoryDevice) -> Vec<bool> {
     let field = |at: usize| u32::from_le_bytes(sb[at..at + 4].try_into().unwrap());
     let (blocks, per_group) = (field(4), field(0x20));
     let mut used = vec![true; blocks as usize];
-    for group in 0..(blocks - 1).div_ceil(per_group) {
-        let mut descriptor = [0; 32];
-        device.read_at(2048 + u64::from(group) * 32, &mut descriptor).unwrap();
-        let bitmap = u32::from_le_bytes(descriptor[..4].try_into().unwrap());
+    for (bitmap, group) in bitmaps(device).into_iter().zip(0..) {
         let mut bits = vec![0; 1024];
-        device.read_at(u64::from(bitmap) * 1024, &mut bits).unwrap();
+        device.read_at(bitmap, &mut bits).unwrap();
         for bit in 0..per_group.min(blocks - 1 - group * per_group) {
             let block = 1 + group * per_group + bit;
             used[block as usize] = bits[bit as usize / 8] >> (bit % 8) & 1 == 1;
@@ -109,8 +128,35 @@ fn bytes_of(device: &MemoryDevice) -> Vec<u8> {
     bytes
 }
 
-fn put_back(device: &MemoryDevice, file: &[u8]) -> Result<u64, UndoError> {
+fn put_back(device: &dyn BlockDevice, file: &[u8]) -> Result<u64, UndoError> {
     undo(device, &mut Cursor::new(file), false)
+}
+
+#[test]
+fn each_step_is_durable_before_the_next_begins() {
+    let device = require!(needs_new_blocks());
+    let used = in_use(&device);
+    let outcome = planned(&device).unwrap();
+    let recording = RecordingDevice::over(device);
+    outcome.plan.apply(&recording).unwrap();
+    // What was written since the last flush: the superblock, what is new, or the rest.
+    let (mut kinds, mut steps) = (BTreeSet::new(), 0);
+    for record in recording.records() {
+        match record {
+            Record::Write { offset: 1024, .. } => _ = kinds.insert("superblock"),
+            Record::Write { offset, .. } if used[(offset / 1024) as usize] => {
+                kinds.insert("old");
+            }
+            Record::Write { .. } => _ = kinds.insert("new"),
+            _ => {
+                assert!(kinds.len() < 2, "{kinds:?} with one flush");
+                kinds.clear();
+                steps += 1;
+            }
+        }
+    }
+    assert!(kinds.is_empty(), "{kinds:?} are not flushed");
+    assert!(steps >= 4, "{steps}");
 }
 
 #[test]
@@ -135,6 +181,9 @@ fn undo_puts_back_what_was_first() {
         assert!(put_back(&device, file).unwrap() > 0);
         assert!(bytes_of(&device) == bytes_of(&before));
     }
+    let recording = RecordingDevice::over(after.snapshot());
+    put_back(&recording, &file).unwrap();
+    assert_eq!(recording.records().last(), Some(&Record::Flush), "it is durable");
     // A damaged file, and one of another device, change nothing.
     for at in [0, 17, 24, 28, 40, unfinished.len() - 1, unfinished.len(), file.len() - 1] {
         let mut damaged = file.clone();
