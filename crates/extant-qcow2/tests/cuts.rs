@@ -171,6 +171,52 @@ fn a_cut_at_any_write_leaves_what_was_flushed() {
     }
 }
 
+/// An image with small clusters, and what is written to it: more than one block of counts counts.
+fn with_blocks_of_counts(image: &[u8]) -> (MemoryStore, Qcow2, Vec<u8>) {
+    let store = MemoryStore::new(image.to_vec());
+    let open = Qcow2::open(Box::new(store.clone()), "counts", None, 1, false).unwrap();
+    let bytes: Vec<u8> = (0..300u32 << 10).map(|at| (at / 512 % 251) as u8 + 1).collect();
+    open.write_at(0, &bytes).unwrap();
+    (store, open, bytes)
+}
+
+#[test]
+fn of_what_is_not_synced_any_one_write_may_be_all_there_is() {
+    let start = empty_image(9, SIZE, None);
+    let (store, image, _) = with_blocks_of_counts(&start);
+    image.flush().unwrap();
+    let log = store.log();
+    for (at, done) in log.iter().enumerate() {
+        let synced = log[..at].iter().rposition(|done| matches!(done, Done::Sync)).unwrap_or(0);
+        let mut bytes = start.clone();
+        log[..synced].iter().for_each(|done| apply(&mut bytes, done));
+        apply(&mut bytes, done);
+        check(&bytes).unwrap_or_else(|error| panic!("after {synced}, {at} alone: {error}"));
+    }
+}
+
+#[test]
+fn a_write_that_failed_in_a_flush_is_made_by_the_next() {
+    let start = empty_image(9, SIZE, None);
+    for count in 0.. {
+        let (store, image, bytes) = with_blocks_of_counts(&start);
+        store.fail_write(Some(count));
+        let flushed = image.flush();
+        if store.fail_write(None) {
+            assert!(count > 5, "{count} writes make a flush");
+            break;
+        }
+        assert!(flushed.is_err(), "{count}");
+        image.flush().unwrap();
+        drop(image);
+        check(&store.bytes()).unwrap_or_else(|error| panic!("{count}: {error}"));
+        let again = Qcow2::open(Box::new(store), "counts", None, 1, true).unwrap();
+        let mut found = vec![0; bytes.len()];
+        again.read_at(0, &mut found).unwrap();
+        assert!(found == bytes, "{count}");
+    }
+}
+
 #[test]
 #[ignore = "takes minutes"]
 fn a_cut_at_any_write_leaves_what_was_flushed_many_times() {

@@ -27,6 +27,8 @@ struct Inner {
     /// Writes behind this byte find no room.
     room: Option<u64>,
     sync_fails: bool,
+    /// So many writes succeed, and the next one fails.
+    writes_left: Option<u64>,
 }
 
 /// A store in memory.
@@ -53,6 +55,11 @@ impl MemoryStore {
 
     pub(crate) fn limit(&self, room: Option<u64>) {
         self.0.lock().room = room;
+    }
+
+    /// Lets one write fail, after `count` others. Returns whether the last one that was to fail is still to come.
+    pub(crate) fn fail_write(&self, count: Option<u64>) -> bool {
+        std::mem::replace(&mut self.0.lock().writes_left, count).is_some()
     }
 
     pub(crate) fn fail_syncs(&self, fail: bool) {
@@ -97,6 +104,14 @@ impl Store for MemoryStore {
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let mut inner = self.0.lock();
+        match inner.writes_left {
+            Some(0) => {
+                inner.writes_left = None;
+                return Err(io::Error::from_raw_os_error(5));
+            }
+            Some(left) => inner.writes_left = Some(left - 1),
+            None => {}
+        }
         if offset + bytes.len() as u64 > inner.room.unwrap_or(1 << 32) {
             return Err(io::ErrorKind::StorageFull.into());
         }
