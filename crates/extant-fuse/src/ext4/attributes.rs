@@ -16,6 +16,10 @@ const STATX_FLAGS: [(InodeFlags, u64); 6] = [
     (InodeFlags::VERITY, 0x10_0000),
 ];
 
+/// Blocks of 512 bytes that are shown of a file whose data may all be in the kernel's cache. ext4
+/// itself shows as many of data that lies in the inode.
+const HIDDEN_BLOCKS: u64 = 1;
+
 pub(super) fn time(of: Timestamp) -> Time {
     Time { seconds: of.seconds, nanos: of.nanos_clamped() }
 }
@@ -34,7 +38,7 @@ impl Ext4<'_> {
             ino: u64::from(of.ino.0),
             // The kernel has no use for sizes that it cannot count to.
             size: of.size.min(i64::MAX as u64),
-            blocks: of.blocks,
+            blocks: if self.may_hide_data(inode) { HIDDEN_BLOCKS } else { of.blocks },
             atime: time(of.atime),
             mtime: time(of.mtime),
             ctime: time(of.ctime),

@@ -95,7 +95,12 @@ impl Ext4<'_> {
             )?;
         }
         self.reply(inode.check_seal())?;
-        Ok(self.opened(&inode, node, flags))
+        let opened = self.opened(&inode, node, flags);
+        if writes(flags) && self.may_hide_data(&inode) {
+            // What it keeps says that there are no blocks, and would say so until the file is closed.
+            let _ = self.kernel.drop_attributes(node);
+        }
+        Ok(opened)
     }
 
     /// Returns whether opening a file can never fail or change anything: no file can be written to,
@@ -145,7 +150,11 @@ impl Ext4<'_> {
     pub(super) fn release_file(&self, node: NodeId, handle: Handle) {
         let Some(heard) = self.opens.remove(handle) else { return };
         if heard.writes {
+            let inode = self.inode(node).ok().filter(|inode| self.may_hide_data(inode));
             self.nodes.remove_writer(node);
+            if inode.is_some_and(|inode| !self.may_hide_data(&inode)) {
+                let _ = self.kernel.drop_attributes(node);
+            }
         }
         if heard.key.is_some() {
             self.nodes.remove_key_user(node);
@@ -408,18 +417,35 @@ impl Ext4<'_> {
     pub(super) fn seek_file(&self, from: Position, sought: Sought) -> Reply<u64> {
         let Position { node, offset } = from;
         let inode = self.inode(node)?;
-        if self.holds_writes_back && self.nodes.has_writers(node) {
+        // Whatever becomes of writes, the kernel keeps what is stored through maps.
+        let may_be_dirty = self.nodes.has_writers(node);
+        if may_be_dirty && !self.is_far {
             self.bring_back_in_time(node_of(inode.ino()))?;
         }
         let size = inode.metadata().size;
         if offset >= size {
             return Err(Errno::ENXIO);
         }
+        if may_be_dirty && self.is_far {
+            // The kernel of another machine cannot be asked for it: what may be data counts as data.
+            return Ok(match sought {
+                Sought::Data => offset,
+                Sought::Hole => size,
+            });
+        }
         let found = match sought {
             Sought::Data => inode.seek_data(offset),
             Sought::Hole => inode.seek_hole(offset),
         };
         self.reply(found)?.ok_or(Errno::ENXIO)
+    }
+
+    /// Returns whether a file has no blocks here, and the kernel may have data of it. Programs such as
+    /// GNU tar take a file for one hole if it has no blocks, and do not read it.
+    pub(super) fn may_hide_data(&self, inode: &Inode) -> bool {
+        inode.kind() == FileKind::Regular
+            && inode.metadata().blocks == 0
+            && self.nodes.has_writers(node_of(inode.ino()))
     }
 
     /// Returns whether a caller may take blocks that the superblock reserves. Of his groups only one is known.

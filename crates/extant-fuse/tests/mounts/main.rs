@@ -13,3 +13,4 @@ mod odd;
 mod past;
 mod privileges;
 mod server;
+mod unwritten;
