@@ -36,6 +36,8 @@ pub(crate) struct Replayed {
     pub(crate) lost_fast_commits: Option<String>,
     /// Why nothing, or not all, was brought in.
     pub(crate) trouble: Option<String>,
+    /// By its superblock the file system was in order, so that the mark that it needs a check is of the replay.
+    pub(crate) was_valid: bool,
 }
 
 /// Runs of a file that are written, as the journal's reader wants them.
@@ -61,6 +63,11 @@ pub(crate) fn check_elsewhere(sb: &Superblock) -> Result<(), RepairError> {
         return Err(RepairError::JournalDevice { why: missing.to_string() });
     }
     Ok(())
+}
+
+/// Returns whether a superblock says that its file system is in order.
+pub(crate) fn is_valid(sb: &Superblock) -> bool {
+    sb.state.contains(FsState::VALID) && !sb.state.intersects(FsState::ERROR | FsState::ORPHAN)
 }
 
 /// Brings in what the log holds. The file system is marked as in need of a check.
@@ -90,6 +97,7 @@ pub(crate) fn replay(draft: &Arc<Draft>, state: &mut State) -> Fixed<Option<Repl
     if let Ok(sb) = crate::supers::reread(draft) {
         state.sb = sb;
     }
+    done.was_valid = is_valid(&state.sb);
     state.sb.features.remove(Feature::RECOVER);
     state.sb.state.remove(FsState::VALID);
     state.sb.state.insert(FsState::ERROR);

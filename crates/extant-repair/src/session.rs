@@ -70,6 +70,8 @@ struct Session<'a> {
     /// Descriptors or lasting fields of the superblock changed: backups are written anew.
     stale_backups: bool,
     rounds: u32,
+    /// The file system was marked as in order, so that the mark that it is not is the repair's own.
+    was_valid: bool,
     /// Trees of extents were looked at.
     trees_are_done: bool,
     /// Groups of which the caller knows whether their inode table is there.
@@ -101,6 +103,7 @@ pub fn repair(
         is_stopped: false,
         stale_backups: false,
         rounds: 0,
+        was_valid: false,
         trees_are_done: false,
         told_tables: BTreeSet::new(),
     };
@@ -111,11 +114,13 @@ pub fn repair(
     }
     let mut sb = found.sb;
     journal::check_elsewhere(&sb)?;
+    session.was_valid = journal::is_valid(&sb);
     let (mut transactions, mut fast_commits) = (0, 0);
     if !session.is_stopped {
         let mut state = session.state_for_journal(&sb)?;
         match journal::replay(&draft, &mut state) {
             Ok(Some(replayed)) => {
+                session.was_valid = replayed.was_valid;
                 transactions = replayed.transactions;
                 fast_commits = replayed.fast_commits;
                 if let Some(why) = replayed.trouble {
@@ -343,7 +348,7 @@ impl Session<'_> {
         let mut tried = BTreeSet::new();
         for problem in batch {
             let key = problem.to_string();
-            if !self.asked.contains_key(&key) {
+            if !self.asked.contains_key(&key) && !self.is_own_mark(&problem) {
                 let mut finding = Fix::of(&problem);
                 finding.hint = hints.get(&key).cloned();
                 let answer = self.ask.ask(&finding);
@@ -375,8 +380,17 @@ impl Session<'_> {
         wanted
     }
 
+    /// Returns whether a problem is the mark that the repair itself made before its first change.
+    fn is_own_mark(&self, problem: &Problem) -> bool {
+        self.was_valid && matches!(problem, Problem::State { .. })
+    }
+
     fn leave(&mut self, problem: &Problem, why: &str) {
         let key = problem.to_string();
+        if self.is_own_mark(problem) {
+            self.left.insert(key);
+            return;
+        }
         let at = *self.asked.entry(key.clone()).or_insert_with(|| {
             self.findings.push(Fix::of(problem));
             self.findings.len() - 1

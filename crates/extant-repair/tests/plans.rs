@@ -485,3 +485,27 @@ fn copies_say_the_same_as_what_was_set_right() {
         assert!(said.status == Some(0) && !said.text.contains("? no"), "{damage}: {}", said.text);
     }
 }
+
+/// A log that is to be brought in, in a file system that is in order: nothing was wrong with it. The mark that it needs a
+/// check, which lasts while it is written, is no finding either.
+#[test]
+fn a_journal_that_is_brought_in_is_no_problem() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("image");
+    require!(oracle::mke2fs(&path, "16M", &["-t", "ext4", "-b", "1024", "-J", "size=1"]));
+    let data = dir.path().join("data");
+    std::fs::write(&data, [0xd7; 1024]).unwrap();
+    let script = format!("jo -c\njw -b 9000 {}\njc\n", data.display());
+    require!(oracle::debugfs(&path, true, &script));
+    let device = extant_testkit::image::load(&path);
+    let outcome = planned(&device).unwrap();
+    let codes: Vec<&str> = outcome.findings.iter().map(|one| one.code).collect();
+    assert_eq!((codes, outcome.transactions, outcome.is_clean), (vec![], 1, true));
+    let (offset, bytes) = outcome.plan.writes().last().unwrap();
+    assert_eq!((offset, bytes[STATE] & 3), (1024, 1), "it is marked as in order at last");
+    outcome.plan.apply(&device).unwrap();
+    let mut block = [0; 1024];
+    device.read_at(9000 * 1024, &mut block).unwrap();
+    assert_eq!(block, [0xd7; 1024]);
+    assert!(planned(&device).unwrap().plan.is_empty());
+}

@@ -254,7 +254,8 @@ impl RepairArgs {
         let is_left = !outcome.is_clean || outcome.findings.iter().any(|one| one.left.is_some());
         match () {
             () if is_left => Exit::Image,
-            () if outcome.plan.is_empty() => Exit::Success,
+            // As e2fsck: to bring in the journal is no repair.
+            () if outcome.findings.is_empty() => Exit::Success,
             // Nothing was set right yet.
             () if self.dry_run => Exit::Image,
             () => Exit::Partial,
@@ -296,7 +297,8 @@ impl RepairArgs {
         let found = counted(outcome.findings.len() as u64, "problem");
         if outcome.transactions > 0 {
             let log = counted(outcome.transactions.into(), "transaction");
-            writeln!(out, "{name}: {log} of the journal brought in")?;
+            let done = if written { "brought in" } else { "to be brought in" };
+            writeln!(out, "{name}: {log} of the journal {done}")?;
         }
         match () {
             () if outcome.is_stopped => writeln!(
@@ -304,7 +306,7 @@ impl RepairArgs {
                 "{name}: {found} so far: not all of it loses nothing, so none was set right; \
                  extant repair asks, -y says yes"
             )?,
-            () if outcome.plan.is_empty() && left == 0 && outcome.is_clean => {
+            () if outcome.findings.is_empty() && outcome.is_clean => {
                 writeln!(out, "{name}: clean")?;
             }
             () if !outcome.is_clean && left == 0 => writeln!(
