@@ -7,6 +7,8 @@ use std::error::Error;
 use std::fmt::{self, Write as _};
 use std::process::ExitCode;
 
+use rustix::io::Errno;
+
 /// How the command ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Exit {
@@ -135,6 +137,20 @@ impl From<Exit> for ExitCode {
     }
 }
 
+/// Returns whether the system refused something that a process may have a limited number of.
+fn is_refusal(error: &(dyn Error + 'static)) -> bool {
+    let refusals = [Errno::AGAIN, Errno::MFILE, Errno::NFILE, Errno::NOMEM];
+    let mut next = Some(error);
+    while let Some(cause) = next {
+        let errno = cause.downcast_ref::<std::io::Error>().and_then(Errno::from_io_error);
+        if errno.is_some_and(|errno| refusals.contains(&errno)) {
+            return true;
+        }
+        next = cause.source();
+    }
+    false
+}
+
 /// Why a command ends early: what happened, what to do about it, and the exit code.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
@@ -157,6 +173,13 @@ impl Failure {
     pub(crate) fn caused(exit: Exit, what: &str, error: &(dyn Error + 'static)) -> Failure {
         let chain = chain(error);
         let message = if what.is_empty() { chain } else { format!("{what}: {chain}") };
+        if exit == Exit::Internal && is_refusal(error) {
+            // No fault of anybody's: nothing is to be reported.
+            return Failure::new(Exit::Io, message).hint(
+                "the system gives this process no more threads, processes, open files or memory: ulimit -a shows the \
+                 limits",
+            );
+        }
         Failure::new(exit, message)
     }
 
@@ -239,6 +262,20 @@ mod tests {
     fn codes_are_distinct_and_in_order() {
         let codes: Vec<u8> = Exit::ALL.iter().map(|exit| exit.code()).collect();
         assert!(codes.is_sorted_by(|a, b| a < b), "{codes:?}");
+    }
+
+    #[test]
+    fn what_the_system_refuses_is_no_fault_of_ours() {
+        let spawn = |errno: Errno| extant_sync::threads::ThreadError::Spawn {
+            thread: "worker".to_owned(),
+            source: errno.into(),
+        };
+        let refused = Failure::caused(Exit::Internal, "build", &spawn(Errno::AGAIN));
+        assert_eq!(refused.exit, Exit::Io);
+        assert!(refused.message.starts_with("build: cannot start thread worker"), "{refused:?}");
+        assert!(refused.hint.unwrap().contains("ulimit"));
+        let fault = Failure::caused(Exit::Internal, "", &spawn(Errno::INVAL));
+        assert_eq!((fault.exit, fault.hint), (Exit::Internal, None));
     }
 
     #[test]

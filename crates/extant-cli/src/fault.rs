@@ -259,7 +259,7 @@ impl From<SourceError> for Failure {
             SourceError::Changed { .. } => {
                 (Exit::Input, Some("build again when nothing writes to the source"))
             }
-            SourceError::Threads(_) => (Exit::Internal, Some("try --threads 1")),
+            SourceError::Threads(_) => (Exit::Internal, None),
             _ => (Exit::Input, None),
         };
         let object = match &error {
@@ -272,7 +272,8 @@ impl From<SourceError> for Failure {
             _ => None,
         };
         let mut failure = Failure::caused(exit, "", &error);
-        (failure.hint, failure.object) = (hint.map(str::to_owned), object);
+        failure.hint = hint.map(str::to_owned).or(failure.hint);
+        failure.object = object;
         failure
     }
 }
@@ -326,8 +327,13 @@ impl From<WriteError> for Failure {
             WriteError::Source(error) => error.into(),
             WriteError::Interrupted => Failure::new(Exit::Interrupted, "interrupted"),
             WriteError::Encode { .. } | WriteError::Thread(_) => {
-                Failure::caused(Exit::Internal, "", &error)
-                    .hint("please report this with the command and extant --version")
+                let failure = Failure::caused(Exit::Internal, "", &error);
+                match failure.exit {
+                    Exit::Internal => {
+                        failure.hint("please report this with the command and extant --version")
+                    }
+                    _ => failure,
+                }
             }
         }
     }
