@@ -130,18 +130,44 @@ pub fn open(path: &Path, how: &How) -> Result<Opened, Qcow2Error> {
         true => FileDevice::open_read_write(path)?,
         false => FileDevice::open_read_only(path)?,
     };
-    open_device(path, device, how)
+    open_device(path, device, how, how.write, Vec::new())
 }
 
-/// As [`open`], over what is open already.
+/// Opens the image at `path` for reading, to lie below the image at `above`: as long as it is open nobody
+/// writes it or what it lies over.
 ///
 /// # Errors
 ///
-/// As [`open`].
-pub(crate) fn open_device(
+/// As [`open`]; also [`Qcow2Error::Backing`] if it is the image at `above`, or lies over it.
+pub(crate) fn open_to_lie_below(
+    above: &Path,
+    path: &Path,
+    how: &How,
+) -> Result<Opened, Qcow2Error> {
+    let mut seen = vec![identity(above)?];
+    if sabotage("qcow2.chain.circles-are-made") {
+        seen.clear();
+    }
+    if seen.contains(&identity(path)?) {
+        return Err(Qcow2Error::Backing {
+            name: above.display().to_string(),
+            backing: path.display().to_string(),
+            what: "an image cannot lie over itself".into(),
+        });
+    }
+    let device = FileDevice::open_read_only(path)?;
+    device.exclude_writers()?;
+    open_device(path, device, &How { write: true, ..how.clone() }, false, seen)
+}
+
+/// As [`open`], over what is open already. `how.write` says that nobody may write what the image lies
+/// over, `write` that the image itself will be written; it may not lie over any of `seen`.
+fn open_device(
     path: &Path,
     device: FileDevice,
     how: &How,
+    write: bool,
+    mut seen: Vec<(u64, u64)>,
 ) -> Result<Opened, Qcow2Error> {
     let is_doubtful = how.format.is_none() && !is_named_so(path);
     let format = match how.format {
@@ -149,12 +175,8 @@ pub(crate) fn open_device(
         None => probe(&device)?,
     };
     let name = path.display().to_string();
-    if how.write && format == Format::Qcow2 {
-        let open = device.file().metadata().map(|file| (file.dev(), file.ino()));
-        // Another one was put in its place while this one was being locked.
-        if open.ok() != identity(path).ok() {
-            return Err(OpenError::Locked { path: path.to_owned(), holder: None }.into());
-        }
+    if write && format == Format::Qcow2 {
+        is_still_at(path, &device)?;
     }
     if format == Format::Raw {
         if let Some(wanted) = &how.snapshot {
@@ -163,7 +185,7 @@ pub(crate) fn open_device(
         }
         return Ok(Opened::Raw(device));
     }
-    if is_doubtful && how.write && !sabotage("qcow2.chain.guest-chooses-the-format") {
+    if is_doubtful && write && !sabotage("qcow2.chain.guest-chooses-the-format") {
         return Err(Qcow2Error::Doubtful { name, format: format.name() });
     }
     let store = FileStore::new(device);
@@ -171,9 +193,9 @@ pub(crate) fn open_device(
     if is_doubtful && header.backing.is_some() {
         return Err(Qcow2Error::Doubtful { name, format: format.name() });
     }
-    let mut seen = vec![identity(path)?];
+    seen.push(identity(path)?);
     let (image, _) =
-        open_chain(path, store, header, how, how.write, how.snapshot.as_deref(), &mut seen)?;
+        open_chain(path, store, header, how, write, how.snapshot.as_deref(), &mut seen)?;
     Ok(Opened::Qcow2(image))
 }
 
@@ -243,6 +265,15 @@ fn find_snapshot(image: &Qcow2, name: &str, wanted: &str) -> Result<Snapshot, Qc
         let known = all.iter().map(|one| one.name.as_str()).collect::<Vec<_>>().join(", ");
         Qcow2Error::NoSnapshot { name: name.to_owned(), wanted: wanted.to_owned(), known }
     })
+}
+
+/// Refuses a device, which is locked by now, if another file was put in its place before it was.
+pub(crate) fn is_still_at(path: &Path, device: &FileDevice) -> Result<(), Qcow2Error> {
+    let open = device.file().metadata().map(|file| (file.dev(), file.ino()));
+    match open.ok() == identity(path).ok() {
+        true => Ok(()),
+        false => Err(OpenError::Locked { path: path.to_owned(), holder: None }.into()),
+    }
 }
 
 /// Which file it is.
@@ -324,11 +355,7 @@ pub(crate) fn elsewhere(
 
 /// Returns the path of a backing image by its stored name, relative to the image at `path`.
 fn resolve(path: &Path, stored: &[u8]) -> Result<PathBuf, Qcow2Error> {
-    let refuse = |what: &str| Qcow2Error::Backing {
-        name: path.display().to_string(),
-        backing: String::from_utf8_lossy(stored).into_owned(),
-        what: what.to_owned(),
-    };
+    let refuse = |what: &str| refusal(path, stored, what.to_owned());
     let stored_path = stored.strip_prefix(b"file:").unwrap_or(stored);
     let scheme = stored_path.split(|byte| *byte == b'/').next().unwrap_or(&[]);
     if scheme.contains(&b':') {
@@ -341,21 +368,15 @@ fn resolve(path: &Path, stored: &[u8]) -> Result<PathBuf, Qcow2Error> {
     Ok(parent.join(OsStr::from_bytes(stored_path)))
 }
 
-fn open_backing(
+/// Returns which file the image at `path` lies over by its header, and its format: what a file says is
+/// followed within the directories that `how` allows, and a format is not guessed.
+pub(crate) fn locate(
     path: &Path,
     stored: &[u8],
     header: &Header,
     how: &How,
-    seen: &mut Vec<(u64, u64)>,
-) -> Result<(SharedDevice, u64), Qcow2Error> {
-    let refuse = |what: String| Qcow2Error::Backing {
-        name: path.display().to_string(),
-        backing: String::from_utf8_lossy(stored).into_owned(),
-        what,
-    };
-    if is_address(stored) {
-        return Ok((elsewhere(path, stored, header, how)?, 0));
-    }
+) -> Result<(PathBuf, Format), Qcow2Error> {
+    let refuse = |what: String| refusal(path, stored, what);
     let below = resolve(path, stored)?;
     let Some(format) = header.backing_format.as_deref() else {
         return Err(refuse(
@@ -375,17 +396,39 @@ fn open_backing(
         .chain([&home])
         .filter_map(|dir| dir.canonicalize().ok())
         .any(|dir| real.starts_with(dir));
-    if !is_allowed {
-        return Err(refuse(format!(
+    match is_allowed || sabotage("qcow2.chain.header-leads-anywhere") {
+        true => Ok((real, format)),
+        false => Err(refuse(format!(
             "it lies outside of {}: --backing-dir DIR allows those in DIR",
             home.display()
-        )));
+        ))),
     }
+}
+
+/// Why the image that the one at `path` names is not opened.
+fn refusal(path: &Path, stored: &[u8], what: String) -> Qcow2Error {
+    Qcow2Error::Backing {
+        name: path.display().to_string(),
+        backing: String::from_utf8_lossy(stored).into_owned(),
+        what,
+    }
+}
+
+fn open_backing(
+    path: &Path,
+    stored: &[u8],
+    header: &Header,
+    how: &How,
+    seen: &mut Vec<(u64, u64)>,
+) -> Result<(SharedDevice, u64), Qcow2Error> {
+    if is_address(stored) {
+        return Ok((elsewhere(path, stored, header, how)?, 0));
+    }
+    let (real, format) = locate(path, stored, header, how)?;
     let which = identity(&real)?;
     if seen.contains(&which) || seen.len() as u64 >= CHAIN_MAX - 1 {
-        return Err(refuse(format!(
-            "images lie over each other in a circle, or more than {CHAIN_MAX} deep"
-        )));
+        let what = format!("images lie over each other in a circle, or more than {CHAIN_MAX} deep");
+        return Err(refusal(path, stored, what));
     }
     seen.push(which);
     let device = FileDevice::open_read_only(&real)?;
@@ -402,13 +445,13 @@ fn open_backing(
     Ok((image, depth))
 }
 
-/// Returns the path and format of the backing image of the image at `path`, if that is a qcow2
-/// image with one.
+/// Returns the path of the backing image of the image at `path`, if that is a qcow2 image with one, as its
+/// header has it: it may be anywhere, or nowhere.
 ///
 /// # Errors
 ///
 /// [`Qcow2Error`]; [`Qcow2Error::Elsewhere`] if it is at an address.
-pub fn backing_of(path: &Path) -> Result<Option<(PathBuf, Option<Format>)>, Qcow2Error> {
+pub fn backing_of(path: &Path) -> Result<Option<PathBuf>, Qcow2Error> {
     let store = FileStore::new(FileDevice::open_read_only(path)?);
     let header = Header::read(&store, &path.display().to_string())?;
     let Some(stored) = header.backing else { return Ok(None) };
@@ -416,6 +459,5 @@ pub fn backing_of(path: &Path) -> Result<Option<(PathBuf, Option<Format>)>, Qcow
         let (overlay, base) = (path.display().to_string(), String::from_utf8_lossy(&stored));
         return Err(Qcow2Error::Elsewhere { overlay, base: base.into_owned() });
     }
-    let format = header.backing_format.as_deref().and_then(Format::of_name);
-    Ok(Some((resolve(path, &stored)?, format)))
+    Ok(Some(resolve(path, &stored)?))
 }

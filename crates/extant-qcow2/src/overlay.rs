@@ -5,9 +5,13 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use extant_base::sabotage;
 use extant_block::{BlockDevice, FileDevice, SharedDevice};
 
-use crate::chain::{Elsewhere, Format, How, Opened, backing_of, elsewhere, is_address, open};
+use crate::chain::{
+    Elsewhere, Format, How, Opened, backing_of, elsewhere, is_address, is_still_at, locate, open,
+    open_to_lie_below,
+};
 use crate::create::{beside, create_over, fill, sync_directory, write_new};
 use crate::error::Qcow2Error;
 use crate::header::{Header, NAME_MAX, VERSION_MAX, backing_extensions};
@@ -149,7 +153,7 @@ fn check_base(overlay: &Path, base: &Path) -> Result<(), Qcow2Error> {
                 wanted: base.display().to_string(),
             });
         }
-        other => other?.map(|(path, _)| path),
+        other => other?,
     };
     let identity = |path: &Path| std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
     match &found {
@@ -172,7 +176,8 @@ pub struct Moved {
 /// Writes the contents of the overlay into the image below it, and empties the overlay. Other
 /// overlays over the same base become unusable.
 ///
-/// A base at an address is written if `how` has it, opened for writing. A commit that was interrupted can be
+/// The base is found and opened as for any use of the overlay: a file that the overlay names is written only
+/// where `how` allows it, and only with the format that the overlay records. A base at an address is written if `how` has it, opened for writing. A commit that was interrupted can be
 /// repeated: the overlay is emptied when all is durable below.
 ///
 /// # Errors
@@ -183,6 +188,7 @@ pub fn commit(overlay: &Path, how: &How) -> Result<Moved, Qcow2Error> {
     let name = || overlay.display().to_string();
     // Nobody may write the overlay meanwhile; what it lies over is read through it no more.
     let device = FileDevice::open_read_write(overlay)?;
+    is_still_at(overlay, &device)?;
     let store = FileStore::new(device);
     let header = Header::read(&store, &name())?;
     let (target, format) = match &header.backing {
@@ -196,16 +202,12 @@ pub fn commit(overlay: &Path, how: &How) -> Result<Moved, Qcow2Error> {
             if target.is_read_only() {
                 return Err(Qcow2Error::ReadOnlyBase { overlay: name(), base });
             }
-            (target, header.backing_format.as_deref().and_then(Format::of_name))
+            let format = header.backing_format.as_deref().and_then(Format::of_name);
+            (target, format.unwrap_or(Format::Raw))
         }
-        Some(_) => {
-            let Some((base, format)) = backing_of(overlay)? else {
-                return Err(Qcow2Error::Unsupported {
-                    name: name(),
-                    what: "it has changed".into(),
-                });
-            };
-            let how = How { write: true, format, snapshot: None, ..how.clone() };
+        Some(stored) => {
+            let (base, format) = locate(overlay, stored, &header, how)?;
+            let how = How { write: true, format: Some(format), snapshot: None, ..how.clone() };
             (open(&base, &how)?.into_device(), format)
         }
     };
@@ -235,8 +237,7 @@ pub fn commit(overlay: &Path, how: &How) -> Result<Moved, Qcow2Error> {
     target.flush()?;
     // The lock on the old overlay holds until the new one has its name.
     let base_name = PathBuf::from(OsString::from_vec(header.backing.clone().unwrap_or_default()));
-    let base = (&*base_name, format.unwrap_or(Format::Raw));
-    replace(overlay, header.size, base, header.backing_version.as_deref())?;
+    replace(overlay, header.size, (&*base_name, format), header.backing_version.as_deref())?;
     drop(image);
     Ok(moved)
 }
@@ -265,18 +266,18 @@ fn replace(
 ///
 /// # Errors
 ///
-/// [`Qcow2Error`].
+/// [`Qcow2Error::Backing`] if `base` is the overlay itself or lies over it; [`Qcow2Error::Unsupported`] for an overlay
+/// with snapshots in it, whose contents would change; [`Qcow2Error`].
 pub fn rebase(overlay: &Path, base: &Path, how: &How) -> Result<Moved, Qcow2Error> {
     let mut allowed = how.clone();
     allowed.backing_dirs.extend(directory_of(base));
-    let read = How { write: false, snapshot: None, ..allowed.clone() };
-    let (format, below) = match open(base, &read)? {
-        Opened::Raw(device) => {
-            device.exclude_writers()?;
-            (Format::Raw, Opened::Raw(device).into_device())
-        }
-        other => (Format::Qcow2, other.into_device()),
+    let read = How { snapshot: None, ..allowed.clone() };
+    let opened = open_to_lie_below(overlay, base, &read)?;
+    let format = match &opened {
+        Opened::Raw(_) => Format::Raw,
+        Opened::Qcow2(_) => Format::Qcow2,
     };
+    let below = opened.into_device();
     let named = (&*name_of_base(overlay, base)?, format);
     move_over(overlay, &below, named, None, &allowed)
 }
@@ -305,6 +306,10 @@ fn move_over(
     let Opened::Qcow2(image) = open(overlay, &write)? else {
         return Err(Qcow2Error::Unsupported { name, what: "it is no qcow2 image".into() });
     };
+    if !image.snapshots().is_empty() && !sabotage("qcow2.rebase.snapshots-change") {
+        let what = "it holds snapshots, which would show another disk over another base: qemu-img snapshot -d removes them";
+        return Err(Qcow2Error::Unsupported { name, what: what.into() });
+    }
     let cluster = image.header.cluster_bytes();
     let (mut old, mut new) = (vec![0; cluster as usize], vec![0; cluster as usize]);
     image.each_below(|offset, len| {

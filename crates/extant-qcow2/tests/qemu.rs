@@ -290,3 +290,97 @@ fn what_a_guest_could_have_written_is_not_believed() {
     let error = open(&net, &How::default()).unwrap_err().to_string();
     assert!(error.contains("nbd://host/x, which is not opened because a file says so"), "{error}");
 }
+
+/// An overlay named `name` with a cluster of its own, over `base` as its header has it.
+fn overlay_with_bytes(dir: &Path, name: &str, base: &Path) -> std::path::PathBuf {
+    let over = dir.join(name);
+    create_over(&over, 1 << 20, base, Format::Raw).unwrap();
+    let allowed = How { backing_dirs: vec![Path::new("/").to_owned()], ..write() };
+    let image = open(&over, &allowed).unwrap().into_device();
+    image.write_at(0, &[7; 65536]).unwrap();
+    image.flush().unwrap();
+    over
+}
+
+/// Another format of the base in the header of an overlay, of at most three letters: or none.
+fn record(over: &Path, format: &[u8]) {
+    let mut bytes = fs::read(over).unwrap();
+    let at = bytes.windows(4).position(|four| four == [0xe2, 0x79, 0x2a, 0xca]).unwrap();
+    match format {
+        [] => bytes[at..at + 4].copy_from_slice(&0x7fff_0001u32.to_be_bytes()),
+        _ => bytes[at + 8..at + 8 + format.len()].copy_from_slice(format),
+    }
+    fs::write(over, bytes).unwrap();
+}
+
+#[test]
+fn a_commit_writes_only_where_the_overlay_may_be_opened() {
+    let (dir, far) = (scratch(), scratch());
+    let (dir, far) = (dir.path(), far.path());
+    let victim = far.join("victim.img");
+    fs::write(&victim, vec![1; 1 << 20]).unwrap();
+    // What a file names is not written because it says so.
+    let over = overlay_with_bytes(dir, "far.qcow2", &victim);
+    let error = overlay::commit(&over, &How::default()).unwrap_err().to_string();
+    assert!(error.contains("outside of") && error.contains("--backing-dir"), "{error}");
+    assert!(fs::read(&victim).unwrap() == [1; 1 << 20]);
+    let allowed = How { backing_dirs: vec![far.to_owned()], ..How::default() };
+    overlay::commit(&over, &allowed).unwrap();
+    assert!(fs::read(&victim).unwrap()[..65536] == [7; 65536]);
+    // Nor as raw what is in a format that is not known here, or not recorded.
+    let near = dir.join("near.img");
+    fs::write(&near, vec![1; 1 << 20]).unwrap();
+    for (format, complaint) in [(&b"vdi"[..], "its format is vdi"), (b"", "not recorded")] {
+        let over = overlay_with_bytes(dir, &format!("{}.qcow2", format.len()), &near);
+        record(&over, format);
+        let error = overlay::commit(&over, &How::default()).unwrap_err().to_string();
+        assert!(error.contains(complaint), "{error}");
+        assert!(fs::read(&near).unwrap() == [1; 1 << 20]);
+    }
+}
+
+#[test]
+fn an_overlay_goes_over_nothing_that_lies_over_it_or_is_written() {
+    let dir = scratch();
+    let dir = dir.path();
+    fs::write(dir.join("base.raw"), vec![1; 1 << 20]).unwrap();
+    let low = overlay_with_bytes(dir, "low.qcow2", Path::new("base.raw"));
+    let high = dir.join("high.qcow2");
+    overlay::make(&high, &low, &How::default()).unwrap();
+    for above in [&low, &high] {
+        let error = overlay::rebase(&low, above, &How::default()).unwrap_err().to_string();
+        assert!(error.contains("over itself") || error.contains("in a circle"), "{error}");
+        assert!(read_all(&low, &How::default())[..65536] == [7; 65536]);
+    }
+    // While another program writes the new base, or what that lies over, what differs cannot be told.
+    let other = dir.join("other.qcow2");
+    overlay::make(&other, &dir.join("base.raw"), &How::default()).unwrap();
+    let top = dir.join("top.qcow2");
+    overlay::make(&top, &other, &How::default()).unwrap();
+    let mine = overlay_with_bytes(dir, "mine.qcow2", Path::new("base.raw"));
+    let writer = open(&other, &write()).unwrap();
+    for base in [&other, &top] {
+        let error = overlay::rebase(&mine, base, &How::default()).unwrap_err().to_string();
+        assert!(error.contains("in use"), "{error}");
+    }
+    drop(writer);
+    overlay::rebase(&mine, &top, &How::default()).unwrap();
+    assert!(read_all(&mine, &How::default())[..65536] == [7; 65536]);
+}
+
+#[test]
+fn an_overlay_with_snapshots_stays_over_its_base() {
+    if !has("qemu-img") {
+        return;
+    }
+    let dir = scratch();
+    let dir = dir.path();
+    fs::write(dir.join("one.raw"), vec![1; 1 << 20]).unwrap();
+    fs::write(dir.join("two.raw"), vec![2; 1 << 20]).unwrap();
+    let over = overlay_with_bytes(dir, "over.qcow2", Path::new("one.raw"));
+    qemu_img_ok(&["snapshot", "-c", "before", "over.qcow2"], dir);
+    let error = overlay::rebase(&over, &dir.join("two.raw"), &How::default()).unwrap_err();
+    assert!(error.to_string().contains("holds snapshots"), "{error}");
+    let before = How { snapshot: Some("before".to_owned()), ..How::default() };
+    assert!(read_all(&over, &before)[65536..] == [1; (1 << 20) - 65536]);
+}

@@ -93,7 +93,7 @@ struct CommitArgs {
     /// image in a Ceph cluster
     #[arg(long, value_name = "ADDRESS")]
     over: Option<PathBuf>,
-    /// Images that the base lies over may be in DIR, too
+    /// The base, and what that lies over, may be in DIR, too
     #[arg(long = "backing-dir", value_name = "DIR")]
     backing_dirs: Vec<PathBuf>,
 }
