@@ -4,11 +4,12 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
-use extant_qcow2::{Elsewhere, Facts, Format, How, overlay};
+use extant_qcow2::{Elsewhere, Facts, Format, How, backing_of, overlay};
 use serde_json::json;
 
 use crate::exit::{Exit, Failure, Result};
 use crate::image::opening;
+use crate::in_use::loop_device_of;
 use crate::output::Out;
 use crate::place::{is_address, is_web_address};
 use crate::source::SourceArgs;
@@ -117,6 +118,13 @@ pub(crate) fn run(args: &OverlayArgs) -> Result<Exit> {
         },
         What::Info(args) => info(args)?,
         What::Commit(args) => {
+            if let Ok(Some(base)) = backing_of(&args.overlay)
+                && let Some(holder) = loop_device_of(&base)
+            {
+                let message = format!("{} is in use: the kernel has it as {holder}", shown(&base));
+                let hint = format!("unmount it and detach it (losetup -d {holder}) first");
+                return Err(Failure::new(Exit::Refused, message).hint(hint));
+            }
             // What can be written there is; the rest is refused by its name.
             let over = args
                 .over

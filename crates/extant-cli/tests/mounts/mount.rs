@@ -165,10 +165,13 @@ fn what_is_mounted_is_not_replaced_also_if_told_to() {
     fs::write(mounts.inside("kept"), "kept").unwrap();
     mounts.umount();
     assert_eq!(mounts.place.run(&["cat", "a.img:/kept"]).succeeds().out(), "kept");
+    mounts.place.run(&["overlay", "create", "over.qcow2", "--base", "a.img"]).succeeds();
+    let commit = &["overlay", "commit", "over.qcow2"][..];
+    mounts.place.run(commit).succeeds();
     let loops = tool("losetup", &["-f", "--show", "a.img"], mounts.place.0.path());
     let Some(made) = loops.filter(|ran| ran.status.success()) else { return };
     let device = text(&made).trim().to_owned();
-    for order in [build, mkfs] {
+    for order in [build, mkfs, commit] {
         mounts.place.run(order).ends_with(7).complains(&["in use", &device]);
     }
     tool("losetup", &["-d", &device], mounts.place.0.path());
