@@ -89,6 +89,12 @@ pub trait BlockDevice: Send + Sync {
     /// Returns the name of the device for messages, such as its path.
     fn describe(&self) -> Arc<str>;
 
+    /// Returns whether the device lies over another, which no operation on this one changes: what is written goes
+    /// elsewhere, as it does to an image over another. A window of such a device may say that it does not.
+    fn is_overlay(&self) -> bool {
+        false
+    }
+
     /// Returns the file descriptor behind the device and the offset of the device's first byte in
     /// it, for callers that let the system copy bytes between files; `None` without one. The
     /// descriptor gives the same bytes as [`read_at`](Self::read_at).
@@ -308,6 +314,9 @@ macro_rules! forward {
             }
             fn describe(&self) -> Arc<str> {
                 (**self).describe()
+            }
+            fn is_overlay(&self) -> bool {
+                (**self).is_overlay()
             }
             fn as_file(&self) -> Option<(BorrowedFd<'_>, u64)> {
                 (**self).as_file()

@@ -79,7 +79,7 @@ impl EditArgs {
                 _ => failure,
             }
         })?;
-        let looks = !self.seal.break_seal && self.source.overlay.is_none();
+        let looks = !self.seal.break_seal;
         Part::of(device, self.offset, self.partition, looks)?.unsealed(&name)
     }
 

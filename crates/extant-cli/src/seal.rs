@@ -24,13 +24,15 @@ pub(crate) struct Part {
 }
 
 impl Part {
-    /// Finds the part of `disk` where the file system is, and its seal. `looks`: a seal makes a difference.
+    /// Finds the part of `disk` where the file system is, and its seal. `looks`: a seal makes a difference, unless
+    /// changes go into an overlay.
     pub(crate) fn of(
         disk: SharedDevice,
         offset: Option<u64>,
         partition: Option<u32>,
         looks: bool,
     ) -> Result<Part> {
+        let looks = looks && !disk.is_overlay();
         let is_part = offset.is_some() || partition.is_some();
         let device = window(Arc::clone(&disk), offset, partition)?;
         let around = is_part.then_some(&*disk as &dyn BlockDevice);

@@ -50,6 +50,10 @@ impl BlockDevice for Qcow2 {
         Arc::clone(&self.name)
     }
 
+    fn is_overlay(&self) -> bool {
+        self.backing.is_some()
+    }
+
     fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
         self.run(OperationKind::Read, offset, out.len() as u64, || self.read(offset, out))
     }

@@ -2,9 +2,11 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::{Args, Subcommand};
-use extant_qcow2::{Elsewhere, Facts, Format, How, backing_of, overlay};
+use extant_block::partition;
+use extant_qcow2::{Elsewhere, Facts, Format, How, Opened, backing_of, overlay};
 use serde_json::json;
 
 use crate::exit::{Exit, Failure, Result};
@@ -12,6 +14,7 @@ use crate::image::opening;
 use crate::in_use::loop_device_of;
 use crate::output::Out;
 use crate::place::{is_address, is_web_address};
+use crate::seal::{Part, SealArgs};
 use crate::source::SourceArgs;
 use crate::text::{escape, human_bytes};
 
@@ -97,6 +100,8 @@ struct CommitArgs {
     /// The base, and what that lies over, may be in DIR, too
     #[arg(long = "backing-dir", value_name = "DIR")]
     backing_dirs: Vec<PathBuf>,
+    #[command(flatten)]
+    seal: SealArgs,
 }
 
 /// Runs the command.
@@ -118,13 +123,6 @@ pub(crate) fn run(args: &OverlayArgs) -> Result<Exit> {
         },
         What::Info(args) => info(args)?,
         What::Commit(args) => {
-            if let Ok(Some(base)) = backing_of(&args.overlay)
-                && let Some(holder) = loop_device_of(&base)
-            {
-                let message = format!("{} is in use: the kernel has it as {holder}", shown(&base));
-                let hint = format!("unmount it and detach it (losetup -d {holder}) first");
-                return Err(Failure::new(Exit::Refused, message).hint(hint));
-            }
             // What can be written there is; the rest is refused by its name.
             let over = args
                 .over
@@ -135,6 +133,7 @@ pub(crate) fn run(args: &OverlayArgs) -> Result<Exit> {
                 elsewhere: over.transpose()?,
                 ..How::default()
             };
+            check_base(args, &how)?;
             let moved = overlay::commit(&args.overlay, &how).map_err(failed(&args.overlay))?;
             let (name, bytes) = (shown(&args.overlay), human_bytes(moved.bytes));
             writeln!(std::io::stdout(), "{name}: {bytes} written to the image below it")?;
@@ -157,6 +156,37 @@ pub(crate) fn run(args: &OverlayArgs) -> Result<Exit> {
         }
     }
     Ok(Exit::Success)
+}
+
+/// Refuses to commit into what the kernel has as a loop device, and into what is sealed. What cannot be opened is
+/// for the commit to name.
+fn check_base(args: &CommitArgs, how: &How) -> Result<()> {
+    let (name, base) = match (&how.elsewhere, backing_of(&args.overlay)) {
+        (Some(base), _) => (escape(base.address.as_bytes()), Some(Arc::clone(&base.device))),
+        (None, Ok(Some(base))) => {
+            let name = escape(base.as_os_str().as_encoded_bytes());
+            if let Some(holder) = loop_device_of(&base) {
+                let message = format!("{name} is in use: the kernel has it as {holder}");
+                let hint = format!("unmount it and detach it (losetup -d {holder}) first");
+                return Err(Failure::new(Exit::Refused, message).hint(hint));
+            }
+            (name, extant_qcow2::open(&base, how).ok().map(Opened::into_device))
+        }
+        _ => return Ok(()),
+    };
+    let Some(base) = base.filter(|_| !args.seal.break_seal) else { return Ok(()) };
+    let partitions = partition::list(&*base).unwrap_or_default();
+    let numbers = partitions.iter().map(|one| Some(one.number));
+    for number in [None].into_iter().chain(numbers) {
+        // A base that is an overlay itself has no seal: what is below it is not changed.
+        let Ok(part) = Part::of(Arc::clone(&base), None, number, true) else { continue };
+        part.check(&name).map_err(|failure| {
+            failure.hint(
+                "the overlay shows the changes as it is; --break-seal commits it all the same",
+            )
+        })?;
+    }
+    Ok(())
 }
 
 /// Opens the image at an address.

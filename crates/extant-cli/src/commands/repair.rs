@@ -207,7 +207,7 @@ impl RepairArgs {
             false => self.source.open_read_write(file),
         };
         let device = opened.map_err(|error| opening(error, file))?;
-        let looks = !self.dry_run && !self.seal.break_seal && self.source.overlay.is_none();
+        let looks = !self.dry_run && !self.seal.break_seal;
         Part::of(device, self.offset, self.partition, looks)
     }
 

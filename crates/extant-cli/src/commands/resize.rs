@@ -360,7 +360,7 @@ impl ResizeArgs {
 
     /// The part of a disk where the file system is, if it may be changed or only a plan is wanted.
     fn unsealed(&self, disk: SharedDevice, name: &str) -> Result<SharedDevice> {
-        let looks = !self.plan && !self.seal.break_seal && self.source.overlay.is_none();
+        let looks = !self.plan && !self.seal.break_seal;
         Part::of(disk, self.offset, self.partition, looks)?.unsealed(name)
     }
 }

@@ -277,7 +277,7 @@ pub(super) fn unsealed(
     choices: &MountChoices,
     name: &str,
 ) -> Result<SharedDevice> {
-    let looks = !choices.read_only && !choices.break_seal && choices.source.overlay.is_none();
+    let looks = !choices.read_only && !choices.break_seal;
     let part = Part::of(image, choices.offset, choices.partition, looks)?;
     part.unsealed(name).map_err(|failure| match failure.exit {
         Exit::Refused => failure.hint(

@@ -48,6 +48,25 @@ fn a_sealed_image_is_changed_by_nobody_who_does_not_say_so() {
 }
 
 #[test]
+fn an_overlay_over_what_is_sealed_is_written_and_not_committed() {
+    let place = Place::with_image();
+    place.run(&["build", "s.img", "-q", "--from", "source", "--verity"]).succeeds();
+    place.run(&["build", "d.img", "-q", "--from", "source", "--gpt", "--verity"]).succeeds();
+    for (image, options) in [("s.img", &[][..]), ("d.img", &["--partition", "1"])] {
+        place.run(&["overlay", "create", "o.qcow2", "--base", image]).succeeds();
+        // Before anything else was written: what is seen is the sealed file system.
+        let touch = [&["touch"], options, &["o.qcow2:/new"]].concat();
+        assert!(!changes(&place, image, &touch, 0), "{image}");
+        assert!(!changes(&place, image, &["overlay", "commit", "o.qcow2"], 7), "{image}");
+        let ls = [&["ls"], options, &["o.qcow2:/new"]].concat();
+        place.run(&ls).succeeds();
+        let commit = ["overlay", "commit", "--break-seal", "o.qcow2"];
+        assert!(changes(&place, image, &commit, 0), "{image}");
+        std::fs::remove_file(place.path("o.qcow2")).unwrap();
+    }
+}
+
+#[test]
 fn a_repair_of_what_is_sealed_is_said_to_break_the_seal() {
     let place = Place::with_image();
     place.run(&["build", "s.img", "-q", "--from", "source", "--verity"]).succeeds();
@@ -100,6 +119,11 @@ fn a_sealed_image_is_mounted_for_reading() {
     mounts.mount(&["-o", "ro"]).succeeds();
     let refused = place.run(&["mount", "-o", "remount,rw", "m"]).ends_with(7);
     refused.complains(&["stays read-only", "sealed by dm-verity"]);
+    place.run(&["umount", "m"]).succeeds();
+    assert!(std::fs::read(place.path("a.img")).unwrap() == before);
+    place.run(&["overlay", "create", "o.qcow2", "--base", "a.img"]).succeeds();
+    place.run(&["mount", "o.qcow2", "m"]).succeeds();
+    std::fs::write(mounts.inside("new"), "x").unwrap();
     place.run(&["umount", "m"]).succeeds();
     assert!(std::fs::read(place.path("a.img")).unwrap() == before);
     mounts.mount(&["-o", "break_seal"]).succeeds();

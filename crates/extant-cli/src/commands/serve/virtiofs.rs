@@ -131,7 +131,7 @@ pub(super) fn run(args: &VirtiofsArgs) -> Result<Exit> {
         complain(&format!("note: sandbox without {missing}"));
     }
     // From here on, bytes of the image are looked at.
-    let looks = !args.read_only && !args.seal.break_seal && args.source.overlay.is_none();
+    let looks = !args.read_only && !args.seal.break_seal;
     let device = Part::of(device, args.offset, args.partition, looks)?.unsealed(&name)?;
     let at_start = args.offset.is_none() && args.partition.is_none();
     let fs = options
