@@ -48,6 +48,7 @@ mod journal;
 mod lost;
 mod map;
 mod plan;
+mod seed;
 mod session;
 mod space;
 mod special;

@@ -108,7 +108,7 @@ pub fn repair(
         told_tables: BTreeSet::new(),
     };
     let found = supers::find(&draft)?;
-    session.stale_backups |= found.is_backup;
+    session.stale_backups |= found.renews_backups;
     for (code, message) in found.notes {
         session.tell(code, message, "write the superblock anew", Severity::FileSystem);
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use extant_base::{FsBlock, GroupIndex, Ino};
+use extant_base::{FsBlock, GroupIndex, Ino, sabotage};
 use extant_block::BlockDevice;
 use extant_format::features::{Compat, Features, Incompat};
 use extant_format::group::{GroupChecksum, GroupDescriptor};
@@ -14,6 +14,7 @@ use extant_layout::support::CHECKABLE;
 
 use crate::draft::Draft;
 use crate::error::RepairError;
+use crate::seed;
 use extant_format::record::{put, u16_at, u32_at};
 
 /// Bytes of the device that are searched for backups when none is where they usually are.
@@ -26,12 +27,24 @@ pub(crate) struct FoundSuper {
     pub(crate) sb: Superblock,
     /// Faults of the primary superblock.
     pub(crate) notes: Vec<(&'static str, String)>,
-    /// Whether it is a backup, whose frequently changing fields are outdated.
-    pub(crate) is_backup: bool,
+    /// Backups are written anew: it is one itself, whose frequently changing fields are outdated, or a lasting field changed.
+    pub(crate) renews_backups: bool,
 }
 
 /// Finds the superblock and writes it, if it is not as it should be, into the draft.
 pub(crate) fn find(draft: &Arc<Draft>) -> Result<FoundSuper, RepairError> {
+    let mut found = find_any(draft)?;
+    let Some((seed, count)) = seed::other_seed(draft, &found.sb)? else { return Ok(found) };
+    if sabotage("repair.seed.every-checksum-made-anew") {
+        return Ok(found);
+    }
+    let text = seed::set(&mut found.sb, seed, count, backup(draft)?.as_ref());
+    draft.write_at(SUPERBLOCK_OFFSET, &found.sb.encode())?;
+    found.notes.push(("checksum-seed", text));
+    Ok(FoundSuper { sb: reread(draft)?, renews_backups: true, ..found })
+}
+
+fn find_any(draft: &Arc<Draft>) -> Result<FoundSuper, RepairError> {
     let mut bytes = [0; SUPERBLOCK_BYTES];
     if draft.size_bytes() < SUPERBLOCK_OFFSET + SUPERBLOCK_BYTES as u64 {
         return Err(RepairError::NoSuperblock);
@@ -60,7 +73,7 @@ pub(crate) fn find(draft: &Arc<Draft>) -> Result<FoundSuper, RepairError> {
                 draft.write_at(SUPERBLOCK_OFFSET, &sb.encode())?;
             }
             let sb = reread(draft)?;
-            return Ok(FoundSuper { sb, notes, is_backup: false });
+            return Ok(FoundSuper { sb, notes, renews_backups: false });
         }
     }
     let why = match (&primary, &too_large) {
@@ -78,7 +91,7 @@ pub(crate) fn find(draft: &Arc<Draft>) -> Result<FoundSuper, RepairError> {
         notes.clear();
         notes.push(("superblock", text));
         draft.write_at(SUPERBLOCK_OFFSET, &sb.encode())?;
-        return Ok(FoundSuper { sb: reread(draft)?, notes, is_backup: true });
+        return Ok(FoundSuper { sb: reread(draft)?, notes, renews_backups: true });
     }
     if let Some(error) = too_large {
         return Err(error);
@@ -88,7 +101,7 @@ pub(crate) fn find(draft: &Arc<Draft>) -> Result<FoundSuper, RepairError> {
         Ok(sb) if sb.features.without(&CHECKABLE).is_empty() => {
             notes.push(("superblock-checksum", why));
             draft.write_at(SUPERBLOCK_OFFSET, &sb.encode())?;
-            Ok(FoundSuper { sb: reread(draft)?, notes, is_backup: false })
+            Ok(FoundSuper { sb: reread(draft)?, notes, renews_backups: false })
         }
         Ok(sb) => {
             let names = sb.features.without(&CHECKABLE).names().join(", ");
@@ -118,7 +131,7 @@ fn put_back(draft: &Arc<Draft>, sb: Superblock) -> Result<FoundSuper, RepairErro
         "a change of the size of its inodes was cut off: inodes of {} bytes are put back",
         sb.inode_size
     );
-    Ok(FoundSuper { sb: reread(draft)?, notes: vec![("superblock", text)], is_backup: true })
+    Ok(FoundSuper { sb: reread(draft)?, notes: vec![("superblock", text)], renews_backups: true })
 }
 
 /// Blocks of the descriptor table, by number.

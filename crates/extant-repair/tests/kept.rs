@@ -10,6 +10,7 @@ use std::sync::Arc;
 use common::{SETS, e2fsck, losses, problems, repaired, sample, seen};
 use extant::{MountOptions, QuotaKind, QuotaLimits};
 use extant_block::{BlockDevice, MemoryDevice};
+use extant_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock};
 use extant_repair::{Ask, Decision, Fix, Preen, RepairOptions, repair};
 use extant_testkit::{image, oracle, require, tempdir};
 
@@ -263,4 +264,43 @@ fn who_claims_the_ends_of_a_table_of_inodes_gets_copies() {
         let own = format!("inode {file} has other contents");
         assert_eq!(losses(&before, &device), [own]);
     }
+}
+
+#[test]
+fn a_wrong_seed_of_checksums_is_one_problem_and_changes_no_inode() {
+    let dir = tempdir().unwrap();
+    // With a number of its own, and made of the UUID: in one group, and in several with backups.
+    for (number, set) in [SETS[6], SETS[3], SETS[7]].into_iter().enumerate() {
+        let good = require!(sample(dir.path(), set));
+        let before = seen(&good);
+        let field = ["checksum_seed 0x12345678", "uuid random", "uuid random"][number];
+        let device = require!(damaged(dir.path(), &good, &format!("ssv {field}")));
+        let outcome = repaired(&device).unwrap();
+        assert!(outcome.is_clean, "{:#?}", outcome.findings);
+        let codes: Vec<_> = outcome.findings.iter().map(|one| one.code).collect();
+        assert_eq!(codes, ["checksum-seed"], "{set:?}: {:#?}", outcome.findings);
+        // The superblocks, but no table of inodes.
+        assert!(outcome.plan.byte_count() < 64 << 10, "{:?}", outcome.plan);
+        assert_eq!(problems(&device), Vec::<String>::new());
+        assert_eq!(e2fsck(&device, dir.path(), false).unwrap(), "");
+        assert_eq!(losses(&before, &device), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn a_wrong_uuid_is_that_of_a_backup_again() {
+    let dir = tempdir().unwrap();
+    let device = require!(sample(dir.path(), SETS[7]));
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    device.read_at(SUPERBLOCK_OFFSET, &mut bytes).unwrap();
+    let good = Superblock::decode(&bytes).unwrap();
+    let bad = Superblock { uuid: [7; 16], ..good.clone() };
+    device.write_at(SUPERBLOCK_OFFSET, &bad.encode()).unwrap();
+    let outcome = repaired(&device).unwrap();
+    let codes: Vec<_> = outcome.findings.iter().map(|one| one.code).collect();
+    assert_eq!((codes, outcome.is_clean), (vec!["checksum-seed"], true), "{:#?}", outcome.findings);
+    device.read_at(SUPERBLOCK_OFFSET, &mut bytes).unwrap();
+    let now = Superblock::decode(&bytes).unwrap();
+    assert_eq!((now.uuid, now.features), (good.uuid, good.features));
+    assert_eq!(problems(&device), Vec::<String>::new());
 }
