@@ -12,7 +12,6 @@
 //!   program takes the superblock for one, and its copies are those of before the step.
 //! - C5. The log is empty after each step: no copy in it is ever older than its block.
 
-use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 
@@ -27,7 +26,8 @@ use extant_jbd2::{
     JournalOptions, JournalRun, LogStore, MappedJournal, Tid,
 };
 
-use crate::draft::{Blocks, Draft};
+use crate::blocks::Blocks;
+use crate::draft::Draft;
 use crate::error::{ChangeError, Result};
 use crate::image::Image;
 
@@ -219,7 +219,7 @@ impl Committer {
     pub fn commit(&mut self, image: &Image) -> Result {
         let mut switch = image.draft.take()?;
         // What lies behind the end so far is referred to by the new superblock only.
-        let quiet = switch.split_off(&self.stored.blocks_count);
+        let quiet = switch.split_off(self.stored.blocks_count)?;
         // What is behind a new end is never believed again; what is in front of one is not believed yet.
         let new_first = image.sb.blocks_count < self.stored.blocks_count;
         let (sb, backups) = (image.sb.clone(), image.backups()?);
@@ -277,17 +277,19 @@ impl Committer {
             self.device.write_at(SUPERBLOCK_OFFSET, &self.stored.encode_in_change())?;
             self.device.flush()?;
         }
-        changed.remove(&home);
+        changed.remove(home);
         let mut cleaned = None;
-        if let (Some(spare), Some(block)) = (&spare, changed.get_mut(&table)) {
-            cleaned = Some(block.clone());
-            block[spare.len()..2 * spare.len()].copy_from_slice(spare);
+        if let (Some(spare), Some(block)) = (&spare, changed.get(table)?) {
+            let mut kept = block.clone();
+            kept[spare.len()..2 * spare.len()].copy_from_slice(spare);
+            changed.insert(table, &kept)?;
+            cleaned = Some(block);
         }
         self.write(&changed)?;
         self.device.flush()?;
         self.unmark(new)?;
         match cleaned {
-            Some(block) => self.write(&Blocks::from([(table, block)])),
+            Some(block) => Ok(self.device.write_at(table * size as u64, &block)?),
             None => Ok(()),
         }
     }
@@ -316,7 +318,7 @@ impl Committer {
         new_first: bool,
     ) -> Result {
         let home = SUPERBLOCK_OFFSET / u64::from(self.stored.block_size.bytes());
-        if changed.len() == 1 && changed.contains_key(&home) {
+        if changed.len() == 1 && changed.contains(home) {
             return self.unmark(new);
         }
         let journal = match self.log.clone() {
@@ -326,11 +328,10 @@ impl Committer {
             }
             _ => None,
         };
-        let fits =
-            journal.filter(|journal| changed.len() as u64 <= u64::from(journal.credits_max()));
+        let fits = journal.filter(|journal| changed.len() <= u64::from(journal.credits_max()));
         let Some(journal) = fits else {
             self.mark(if new_first { new } else { &self.stored })?;
-            changed.remove(&home);
+            changed.remove(home);
             self.write(&changed)?;
             self.device.flush()?;
             return self.unmark(new);
@@ -344,15 +345,15 @@ impl Committer {
         let mut whole = vec![0; size];
         self.device.read_at(home * size as u64, &mut whole)?;
         whole[at % size..at % size + 1024].copy_from_slice(&sb.encode());
-        changed.insert(home, whole.into_boxed_slice());
+        changed.insert(home, &whole)?;
         let count = u32::try_from(changed.len()).unwrap_or(u32::MAX);
         let mut handle = journal.start(count).map_err(journal_error)?;
-        for (number, bytes) in changed {
-            let image: BlockImage = Arc::new(Bytes(bytes));
+        changed.each(size, |number, bytes| {
+            let image: BlockImage = Arc::new(Bytes(bytes.into()));
             let claimed = AtomicU32::new(0);
             let block = Arc::new(Changed { number: FsBlock(number), image, claimed });
-            handle.claim(&block).map_err(journal_error)?;
-        }
+            handle.claim(&block).map(|_| ()).map_err(journal_error)
+        })?;
         drop(handle);
         journal.close().map_err(journal_error)?;
         self.recover_flag(new, false)
@@ -385,18 +386,8 @@ impl Committer {
 
     /// Writes blocks, neighbours together.
     fn write(&self, blocks: &Blocks) -> Result {
-        let size = self.stored.block_size.len();
-        let mut blocks = blocks.iter().peekable();
-        while let Some((start, bytes)) = blocks.next() {
-            let mut run = vec![IoSlice::new(bytes)];
-            while (run.len() + 1) * size <= WRITE_BYTES_MAX
-                && let Some((_, bytes)) =
-                    blocks.next_if(|(block, _)| **block == start + run.len() as u64)
-            {
-                run.push(IoSlice::new(bytes));
-            }
-            self.device.write_vectored_at(start * size as u64, &run)?;
-        }
-        Ok(())
+        let size = u64::from(self.stored.block_size.bytes());
+        blocks
+            .each(WRITE_BYTES_MAX, |start, bytes| Ok(self.device.write_at(start * size, bytes)?))
     }
 }

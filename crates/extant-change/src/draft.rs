@@ -1,19 +1,19 @@
-//! A device over another, whose changes stay in memory: whole blocks, which a transaction takes.
+//! A device over another, whose changes stay apart: whole blocks, which a transaction takes.
 
-use std::collections::BTreeMap;
+use std::io;
 use std::sync::Arc;
 
 use extant_block::{
-    BlockDevice, DeviceError, Operation, OperationKind, Pending, SharedDevice, check_range,
-    run_in_place,
+    BlockDevice, DeviceError, DeviceFault, Operation, OperationKind, Pending, SharedDevice,
+    check_range, run_in_place,
 };
 use extant_sync::{Rank, RwLock};
 
+use crate::blocks::Blocks;
+use crate::error::Result as ChangeResult;
+
 /// Bytes of the device below that are compared at once, or one block.
 const COMPARED_BYTES: usize = 1 << 18;
-
-/// Changed blocks by number.
-pub type Blocks = BTreeMap<u64, Box<[u8]>>;
 
 /// A device of any size over another. What lies past the end of that one reads as zeros.
 pub struct Draft {
@@ -26,7 +26,7 @@ pub struct Draft {
 impl Draft {
     /// A draft over `base`, in which nothing has changed.
     pub fn over(base: SharedDevice, size_bytes: u64, block_bytes: usize) -> Draft {
-        let changed = RwLock::new(Rank::Device, Blocks::new());
+        let changed = RwLock::new(Rank::Device, Blocks::new(block_bytes));
         Draft { base, size_bytes, block_bytes, changed }
     }
 
@@ -43,42 +43,49 @@ impl Draft {
 
     /// Returns how many blocks were written.
     #[must_use]
-    pub fn changed_blocks(&self) -> usize {
+    pub fn changed_blocks(&self) -> u64 {
         self.changed.read().len()
     }
 
     /// Takes all blocks that were written, also those that are as they are on the device below; the draft is empty then.
     #[must_use]
     pub fn take_all(&self) -> Blocks {
-        std::mem::take(&mut *self.changed.write())
+        std::mem::replace(&mut *self.changed.write(), Blocks::new(self.block_bytes))
     }
 
     /// Takes the blocks that are not as they are on the device below; the draft is empty then.
-    pub fn take(&self) -> Result<Blocks, DeviceError> {
+    ///
+    /// # Errors
+    ///
+    /// Those of the device below, and [`Scratch`](crate::ChangeError::Scratch).
+    pub fn take(&self) -> ChangeResult<Blocks> {
         let mut changed = self.take_all();
         let mut same = Vec::new();
         let size = self.block_bytes;
-        let mut blocks = changed.iter().peekable();
-        let (mut old, mut run) = (Vec::new(), Vec::new());
+        let mut old = Vec::new();
         // Neighbours are read at once.
-        while let Some((first, bytes)) = blocks.next() {
-            run.clear();
-            run.push(bytes);
-            while (run.len() + 1) * size <= COMPARED_BYTES
-                && let Some((_, bytes)) =
-                    blocks.next_if(|(block, _)| **block == first + run.len() as u64)
-            {
-                run.push(bytes);
-            }
-            old.resize(run.len() * size, 0);
+        changed.each(COMPARED_BYTES, |first, bytes| {
+            old.resize(bytes.len(), 0);
             self.read_base(first * size as u64, &mut old)?;
-            let pairs = (*first..).zip(run.iter().zip(old.chunks_exact(size)));
-            same.extend(pairs.filter(|(_, (new, old))| new[..] == **old).map(|(block, _)| block));
-        }
+            let pairs = (first..).zip(bytes.chunks_exact(size).zip(old.chunks_exact(size)));
+            same.extend(pairs.filter(|(_, (new, old))| new == old).map(|(block, _)| block));
+            ChangeResult::Ok(())
+        })?;
         for block in same {
-            changed.remove(&block);
+            changed.remove(block);
         }
         Ok(changed)
+    }
+
+    /// An error of what keeps the changes, as one of the device.
+    fn failed(
+        &self,
+        kind: OperationKind,
+        offset: u64,
+        len: usize,
+        error: io::Error,
+    ) -> DeviceError {
+        DeviceError::new(self.describe(), kind, offset, len as u64, DeviceFault::Io(error))
     }
 }
 
@@ -107,19 +114,14 @@ impl BlockDevice for Draft {
         let size = self.block_bytes as u64;
         let end = offset + out.len() as u64;
         let blocks = offset / size..end.div_ceil(size);
-        let there = self.changed.read().range(blocks.clone()).count() as u64;
+        let there = self.changed.read().count_in(blocks.clone());
         // Blocks that are written once are never forgotten as long as anybody reads.
         if there < blocks.end - blocks.start {
             self.read_base(offset, out)?;
         }
-        let changed = self.changed.read();
-        for (block, bytes) in changed.range(blocks) {
-            let start = block * size;
-            let (from, to) = (start.max(offset), (start + size).min(end));
-            let source = &bytes[(from - start) as usize..(to - start) as usize];
-            out[(from - offset) as usize..(to - offset) as usize].copy_from_slice(source);
-        }
-        Ok(())
+        let (changed, len) = (self.changed.read(), out.len());
+        let read = changed.read_over(blocks.start, (offset % size) as usize, out);
+        read.map_err(|error| self.failed(OperationKind::Read, offset, len, error))
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
@@ -130,16 +132,19 @@ impl BlockDevice for Draft {
             let block = at / size;
             let (start, to) = (block * size, ((block + 1) * size).min(end));
             let part = &bytes[(at - offset) as usize..(to - offset) as usize];
-            let whole = if part.len() == self.block_bytes {
-                Box::from(part)
+            let mut whole;
+            let block_bytes = if part.len() == self.block_bytes {
+                part
             } else {
-                let mut whole = vec![0; self.block_bytes].into_boxed_slice();
+                whole = vec![0; self.block_bytes];
                 let there = (self.size_bytes - start).min(size) as usize;
                 self.read_at(start, &mut whole[..there])?;
                 whole[(at - start) as usize..(to - start) as usize].copy_from_slice(part);
-                whole
+                &whole
             };
-            self.changed.write().insert(block, whole);
+            let stored = self.changed.write().insert(block, block_bytes);
+            stored
+                .map_err(|error| self.failed(OperationKind::Write, offset, bytes.len(), error))?;
             at = to;
         }
         Ok(())
@@ -181,8 +186,15 @@ mod tests {
         draft.write_at(399 * 4096, &[0; 4096]).unwrap();
         let taken = draft.take().unwrap();
         let wanted = (0..200).chain(250..320).filter(|block| block % 3 == 0 || *block >= 300);
-        assert!(taken.keys().copied().eq(wanted));
-        assert!(taken.iter().all(|(block, bytes)| bytes[0] == if block % 3 == 0 { 8 } else { 7 }));
+        let mut found = Vec::new();
+        taken
+            .each(4096, |block, bytes| {
+                assert_eq!(bytes[0], if block % 3 == 0 { 8 } else { 7 });
+                found.push(block);
+                ChangeResult::Ok(())
+            })
+            .unwrap();
+        assert!(found.into_iter().eq(wanted));
         assert_eq!(draft.changed_blocks(), 0);
     }
 }

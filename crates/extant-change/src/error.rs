@@ -56,6 +56,9 @@ pub enum ChangeError {
     /// The journal failed because its device, or the disk under it, is full.
     #[error("the journal failed: {0}")]
     JournalFull(String),
+    /// There is no room for what is planned, in memory or in a temporary file.
+    #[error(transparent)]
+    Scratch(#[from] std::io::Error),
 }
 
 impl ChangeError {

@@ -283,8 +283,12 @@ impl Guard {
         let mut after = Guard { device: Arc::clone(&self.device), held: None };
         let Some(place) = place(&step.sb) else { return Ok(after) };
         let number = step.sb.mmp_block.0;
-        let written = step.switch.get_mut(&number).or_else(|| step.quiet.get_mut(&number));
-        let room = written.and_then(|block| block.get_mut(..MMP_BYTES));
+        let written = match step.switch.contains(number) {
+            true => &mut step.switch,
+            false => &mut step.quiet,
+        };
+        let mut block = written.get(number)?;
+        let room = block.as_mut().and_then(|block| block.get_mut(..MMP_BYTES));
         let (Some(room), false) = (room, self.held.is_none() && is_last) else {
             after.held.clone_from(&self.held);
             return Ok(after);
@@ -303,6 +307,9 @@ impl Guard {
         }
         let marked = mmp.encode(place.seed);
         room.copy_from_slice(&marked);
+        if let Some(block) = block {
+            written.insert(number, &block)?;
+        }
         after.held = Some((place.offset, Box::new(marked)));
         Ok(after)
     }

@@ -17,16 +17,18 @@
 //! reserve    the resize inode
 //! settle     replay of the journal
 //! guard      multi-mount protection
-//! draft      changed blocks in memory over a device
+//! draft      changed blocks over a device
+//! blocks     blocks by number, in memory and in a file
 //! ```
 //!
 //! # Invariants
 //!
-//! - X1. Nothing on the image makes it panic, or loop or allocate without bound: memory is the changed
-//!   blocks and the descriptors.
+//! - X1. Nothing on the image makes it panic, or loop or allocate without bound: memory is the descriptors, and of the
+//!   changed blocks 32 MiB for each draft and step; more of them are in a temporary file.
 //! - X2. What [`Committer`] says of cuts (C1 to C4 in its module) holds for each step.
 #![forbid(unsafe_code)]
 
+mod blocks;
 mod commit;
 mod draft;
 mod error;
@@ -38,8 +40,9 @@ mod reserve;
 mod settle;
 mod walk;
 
+pub use blocks::Blocks;
 pub use commit::{Committer, Step};
-pub use draft::{Blocks, Draft};
+pub use draft::Draft;
 pub use error::{ChangeError, Result};
 pub use guard::{Guard, Seen, Tell, Through, WAIT_MAX};
 pub use image::{Image, Records, superblock};

@@ -290,7 +290,7 @@ pub(crate) fn renumber(
     for (from, to) in numbers {
         let view = exam.inode(Ino(*from));
         let cost = view.map_or(0, |view| cost(exam, &view, blocks_of(&view)));
-        if work.image.draft.changed_blocks() as u64 + cost > u64::from(limit) {
+        if work.image.draft.changed_blocks() + cost > u64::from(limit) {
             committer.commit(work.image)?;
         }
         work.one(Ino(*from), Ino(*to))?;

@@ -321,7 +321,7 @@ pub(crate) fn evacuate(
     moves: &Moves,
     end: u64,
 ) -> Result {
-    let limit = committer.limit()?.map_or(usize::MAX, |limit| limit as usize / 4);
+    let limit = committer.limit()?.map_or(u64::MAX, |limit| u64::from(limit) / 4);
     let mut acls: BTreeMap<u64, Vec<Ino>> = BTreeMap::new();
     let mut marks = Marks::default();
     for file in survey.files.iter().filter(|file| file.end > end) {
@@ -338,7 +338,7 @@ pub(crate) fn evacuate(
         let record = image.load(file.ino)?;
         copy(image, &record, file, moves, end)?;
         remap(image, record, file, moves, end, &mut marks)?;
-        if image.draft.changed_blocks() + marks.groups() * 2 > limit {
+        if image.draft.changed_blocks() + marks.groups() as u64 * 2 > limit {
             std::mem::take(&mut marks).apply(image)?;
             image.device.flush()?;
             committer.commit(image)?;

@@ -61,20 +61,18 @@ struct Sealer<'a> {
     target: &'a Superblock,
     /// Blocks of attributes that were sealed.
     shared: BTreeSet<u64>,
-    moved: Vec<(u64, Vec<u8>)>,
-    quiet: Vec<(u64, Vec<u8>)>,
     full: Vec<Ino>,
 }
 
-impl Sealer<'_> {
-    fn put(&mut self, block: u64, bytes: Vec<u8>, quiet: bool) {
-        if quiet {
-            self.quiet.push((block, bytes));
-        } else {
-            self.moved.push((block, bytes));
-        }
+/// Writes a block past the draft if the file system before sees nothing new in it, else into the draft.
+fn put_block(image: &extant_change::Image, block: u64, bytes: &[u8], quiet: bool) -> Result {
+    match quiet {
+        true => Ok(image.write_fresh(block, bytes)?),
+        false => Ok(image.write_block(block, bytes)?),
     }
+}
 
+impl Sealer<'_> {
     /// What belongs to one inode, its record not.
     fn blocks_of(&mut self, image: &extant_change::Image, record: &Record) -> Result {
         let has = self.target.features.metadata_csum();
@@ -98,7 +96,7 @@ impl Sealer<'_> {
             }
             let mut bytes = image.read_block(acl)?;
             xattr::seal(self.target.checksum_seed(), FsBlock(acl), &mut bytes);
-            self.put(acl, bytes, true);
+            put_block(image, acl, &bytes, true)?;
         }
         let area = record.block_area();
         let has_tree = record.has(InodeFlags::EXTENTS) && area.get(6..8) != Some(&[0, 0]);
@@ -110,7 +108,7 @@ impl Sealer<'_> {
             for node in &map.nodes {
                 let mut bytes = image.read_block(*node)?;
                 extent::seal(seed, &mut bytes);
-                self.put(*node, bytes, true);
+                put_block(image, *node, &bytes, true)?;
             }
         }
         if !is_dir && !is_orphans {
@@ -134,7 +132,7 @@ impl Sealer<'_> {
                         }
                     }
                 }
-                self.put(place, bytes, false);
+                put_block(image, place, &bytes, false)?;
             }
             return Ok(());
         }
@@ -205,7 +203,7 @@ impl Sealer<'_> {
             }
         }
         for (place, bytes, quiet) in changes {
-            self.put(place, bytes, quiet);
+            put_block(image, place, &bytes, quiet)?;
         }
         Ok(())
     }
@@ -288,14 +286,8 @@ fn leaf(mut bytes: Vec<u8>, old: DirLayout, new: DirLayout, seed: u32) -> Result
 fn convert(work: &mut Work<'_>, target: Superblock) -> Result {
     let old = work.image.sb.clone();
     let layout = InodeLayout::of(&target);
-    let mut sealer = Sealer {
-        old: &old,
-        target: &target,
-        shared: BTreeSet::new(),
-        moved: Vec::new(),
-        quiet: Vec::new(),
-        full: Vec::new(),
-    };
+    let mut sealer =
+        Sealer { old: &old, target: &target, shared: BTreeSet::new(), full: Vec::new() };
     let has = target.features.metadata_csum();
     each_inode(&work.image, |record, is_used| {
         if is_used && (record.links() != 0 || record.ino.0 < old.first_inode.0) {
@@ -307,13 +299,7 @@ fn convert(work: &mut Work<'_>, target: Superblock) -> Result {
         Inode::seal(&layout, record.ino, &mut record.bytes).map_err(TuneError::damaged)?;
         Ok(true)
     })?;
-    let Sealer { moved, quiet, full, .. } = sealer;
-    for (block, bytes) in quiet {
-        work.image.write_fresh(block, &bytes)?;
-    }
-    for (block, bytes) in moved {
-        work.image.write_block(block, &bytes)?;
-    }
+    let full = sealer.full;
     work.image.sb = target;
     work.full_dirs.extend(full);
     if has && work.has(Feature::MMP) {

@@ -233,11 +233,11 @@ fn plan_of(device: &SharedDevice, planned: &[Planned], features: Features) -> Re
     let mut steps = Vec::new();
     for one in planned {
         let step = &one.step;
-        let switched = step.switch.len() as u64;
+        let switched = step.switch.len();
         let fits = limit.is_some_and(|limit| switched < u64::from(limit));
         steps.push(Done {
             what: one.what.clone(),
-            quiet_blocks: step.quiet.len() as u64,
+            quiet_blocks: step.quiet.len(),
             switched_blocks: switched,
             is_atomic: switched == 1 || step.may_journal && fits,
         });
@@ -372,8 +372,8 @@ fn places(planned: &[Planned]) -> Vec<(u64, u64)> {
     let mut list = Vec::new();
     for one in planned {
         let size = u64::from(one.step.sb.block_size.bytes());
-        let blocks = one.step.quiet.keys().chain(one.step.switch.keys());
-        list.extend(blocks.map(|block| (block * size, size)));
+        let runs = one.step.quiet.runs().chain(one.step.switch.runs());
+        list.extend(runs.map(|(start, len)| (start * size, len * size)));
         list.extend(one.step.backups.iter().map(|(at, bytes)| (*at, bytes.len() as u64)));
     }
     list

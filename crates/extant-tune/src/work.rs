@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use extant_base::{FsBlock, Ino};
 use extant_block::{BlockDevice, SharedDevice};
-use extant_change::{Draft, Image, Step};
+use extant_change::{ChangeError, Draft, Image, Step};
 use extant_format::extent::{Extent, empty_root};
 use extant_format::features::Feature;
 use extant_format::inode::InodeFlags;
@@ -13,6 +13,9 @@ use extant_format::record::{self, Record, put};
 use crate::error::{Result, TuneError, refuse};
 use crate::request::Request;
 use crate::space::{Space, free_inode};
+
+/// Bytes of a step that are copied at once.
+const PIECE_BYTES: usize = 256 << 10;
 
 /// A step being planned.
 pub(crate) struct Work<'a> {
@@ -214,8 +217,10 @@ impl Planned {
         for run in &self.zeroes {
             base.write_zeroes(run.start, run.end - run.start)?;
         }
-        for (block, bytes) in self.step.quiet.iter().chain(&self.step.switch) {
-            base.write_at(block * size, bytes)?;
+        for blocks in [&self.step.quiet, &self.step.switch] {
+            blocks.each(PIECE_BYTES, |start, bytes| {
+                base.write_at(start * size, bytes).map_err(ChangeError::Device)
+            })?;
         }
         for (offset, bytes) in &self.step.backups {
             if offset + bytes.len() as u64 <= base.size_bytes() {

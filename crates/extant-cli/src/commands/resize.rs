@@ -485,6 +485,10 @@ pub(crate) fn of_change(error: &ChangeError, name: &str) -> (Exit, Option<String
         {
             (Exit::Image, Some(format!("{name} is empty, or too short to hold a file system")))
         }
+        ChangeError::Scratch(_) => (
+            Exit::Io,
+            Some("nothing was changed: TMPDIR=DIR names a directory with more room".to_owned()),
+        ),
         // The log is marked as stopped then, which a repair takes away.
         ChangeError::JournalFull(_) => (
             Exit::NoSpace,
