@@ -249,7 +249,7 @@ impl Blocks {
         Ok(())
     }
 
-    /// Those of `len` blocks from `first` on that lie in a row in memory.
+    /// Returns those of `len` blocks from `first` on that lie in a row in memory.
     fn in_memory(&self, first: u64, len: u64) -> &[u8] {
         let Some((start, run)) = self.within(first..first + len).next() else { return &[] };
         if start != first {

@@ -163,7 +163,7 @@ impl From<Qcow2Error> for Failure {
                 "give the address, too: --overlay FILE ADDRESS, or with extant overlay commit and rebase --over ADDRESS",
             ),
             Qcow2Error::BaseChanged { .. } => Some(
-                "what the overlay has makes sense over the old version only: get that back, or make a new overlay",
+                "what the overlay has makes sense over the old version only: get that back, or make a new overlay; extant overlay rebase --as-is goes by what is there now",
             ),
             Qcow2Error::ReadOnlyBase { .. } => Some(
                 "download the base (curl -O, aws s3 cp), extant overlay rebase FILE --over ADDRESS --base COPY, then commit",

@@ -14,6 +14,7 @@ use crate::header::{Header, is_qcow2};
 use crate::image::{CHAIN_MAX, Qcow2};
 use crate::snapshot::Snapshot;
 use crate::store::{DeviceStore, FileStore, Store};
+use crate::version::version_of;
 
 /// How the bytes of a disk lie in a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -87,6 +88,14 @@ pub enum Opened {
 }
 
 impl Opened {
+    /// Returns the format of the image.
+    pub fn format(&self) -> Format {
+        match self {
+            Opened::Raw(_) => Format::Raw,
+            Opened::Qcow2(_) => Format::Qcow2,
+        }
+    }
+
     /// Returns the image as a device.
     pub fn into_device(self) -> SharedDevice {
         match self {
@@ -436,13 +445,35 @@ fn open_backing(
         // Every change of a backing image would change the contents of the images above it.
         device.exclude_writers()?;
     }
-    if format == Format::Raw {
-        return Ok((Arc::new(device), 0));
+    let (device, depth): (SharedDevice, u64) = match format {
+        Format::Raw => (Arc::new(device), 0),
+        Format::Qcow2 => {
+            let store = FileStore::new(device);
+            let header = Header::read(&store, &real.display().to_string())?;
+            let (image, depth) = open_chain(&real, store, header, how, false, None, seen)?;
+            (image, depth)
+        }
+    };
+    check_version(path, stored, header, &*device)?;
+    Ok((device, depth))
+}
+
+/// Refuses a base among the files of this host that is not what it was when the image at `path` was made over it, if that
+/// is known.
+pub(crate) fn check_version(
+    path: &Path,
+    stored: &[u8],
+    header: &Header,
+    base: &dyn BlockDevice,
+) -> Result<(), Qcow2Error> {
+    let Some(was) = &header.backing_version else { return Ok(()) };
+    let is = version_of(base)?;
+    if *was == is || sabotage("qcow2.chain.file-version-not-compared") {
+        return Ok(());
     }
-    let store = FileStore::new(device);
-    let header = Header::read(&store, &real.display().to_string())?;
-    let (image, depth) = open_chain(&real, store, header, how, false, None, seen)?;
-    Ok((image, depth))
+    let base = String::from_utf8_lossy(stored).into_owned();
+    let (overlay, was) = (path.display().to_string(), was.clone());
+    Err(Qcow2Error::BaseChanged { overlay, base, was, is })
 }
 
 /// Returns the path of the backing image of the image at `path`, if that is a qcow2 image with one, as its

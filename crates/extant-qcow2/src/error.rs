@@ -68,12 +68,12 @@ pub enum Qcow2Error {
         /// Why it is not opened.
         what: String,
     },
-    /// The image at an address is another one than the overlay was made over.
+    /// The base is not any more what the overlay was made over.
     #[error("{overlay}: {base} has changed since: it was {was}, and is {is}")]
     BaseChanged {
         /// The overlay.
         overlay: String,
-        /// Address of the base.
+        /// The base, as the overlay names it.
         base: String,
         /// The version that it had: bytes, and what else tells versions apart.
         was: String,

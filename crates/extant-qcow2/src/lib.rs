@@ -55,6 +55,7 @@ mod refcount;
 mod snapshot;
 mod store;
 mod table;
+mod version;
 mod write;
 
 pub use chain::{

@@ -9,15 +9,16 @@ use extant_base::sabotage;
 use extant_block::{BlockDevice, FileDevice, SharedDevice};
 
 use crate::chain::{
-    Elsewhere, Format, How, Opened, backing_of, elsewhere, is_address, is_still_at, locate, open,
-    open_to_lie_below,
+    Elsewhere, Format, How, Opened, backing_of, check_version, elsewhere, is_address, is_still_at,
+    locate, open, open_to_lie_below,
 };
-use crate::create::{beside, create_over, fill, sync_directory, write_new};
+use crate::create::{beside, fill, sync_directory, write_new};
 use crate::error::Qcow2Error;
 use crate::header::{Header, NAME_MAX, VERSION_MAX, backing_extensions};
 use crate::image::Qcow2;
 use crate::map::Place;
 use crate::store::FileStore;
+use crate::version::version_of;
 
 /// Most bytes that are copied at once.
 const PIECE_BYTES: u64 = 1 << 20;
@@ -47,11 +48,10 @@ fn name_of_base(overlay: &Path, base: &Path) -> Result<PathBuf, Qcow2Error> {
 /// [`Qcow2Error`].
 pub fn make(overlay: &Path, base: &Path, how: &How) -> Result<(), Qcow2Error> {
     let how = How { write: false, snapshot: None, ..how.clone() };
-    let (format, size) = match open(base, &how)? {
-        Opened::Raw(device) => (Format::Raw, device.size_bytes()),
-        Opened::Qcow2(image) => (Format::Qcow2, image.size_bytes()),
-    };
-    create_over(overlay, size, &name_of_base(overlay, base)?, format)
+    let opened = open(base, &how)?;
+    let (format, device) = (opened.format(), opened.into_device());
+    let named = (&*name_of_base(overlay, base)?, format);
+    write_new(overlay, device.size_bytes(), Some(named), Some(&version_of(&*device)?))
 }
 
 /// Creates an overlay at `overlay`, which must not exist, over an image at an address.
@@ -208,7 +208,9 @@ pub fn commit(overlay: &Path, how: &How) -> Result<Moved, Qcow2Error> {
         Some(stored) => {
             let (base, format) = locate(overlay, stored, &header, how)?;
             let how = How { write: true, format: Some(format), snapshot: None, ..how.clone() };
-            (open(&base, &how)?.into_device(), format)
+            let target = open(&base, &how)?.into_device();
+            check_version(overlay, stored, &header, &*target)?;
+            (target, format)
         }
     };
     let image = Qcow2::open(Box::new(store), &name(), None, 0, true)?;
@@ -224,6 +226,12 @@ pub fn commit(overlay: &Path, how: &How) -> Result<Moved, Qcow2Error> {
         );
         return Err(Qcow2Error::Unsupported { name: name(), what });
     }
+    let base_name = PathBuf::from(OsString::from_vec(header.backing.clone().unwrap_or_default()));
+    let is_here = header.backing.as_deref().is_some_and(|stored| !is_address(stored));
+    if is_here && header.backing_version.is_some() && !sabotage("qcow2.commit.once-only") {
+        // Cut off from here on, the base is another one, and the overlay shows the same all the time.
+        image.refer_to(&base_name, format, None)?;
+    }
     let mut moved = Moved::default();
     image.each_own(|offset, len, is_zeros| {
         if is_zeros {
@@ -236,8 +244,11 @@ pub fn commit(overlay: &Path, how: &How) -> Result<Moved, Qcow2Error> {
     })?;
     target.flush()?;
     // The lock on the old overlay holds until the new one has its name.
-    let base_name = PathBuf::from(OsString::from_vec(header.backing.clone().unwrap_or_default()));
-    replace(overlay, header.size, (&*base_name, format), header.backing_version.as_deref())?;
+    let version = match is_here {
+        true => Some(version_of(&*target)?),
+        false => header.backing_version.clone(),
+    };
+    replace(overlay, header.size, (&*base_name, format), version.as_deref())?;
     drop(image);
     Ok(moved)
 }
@@ -273,13 +284,29 @@ pub fn rebase(overlay: &Path, base: &Path, how: &How) -> Result<Moved, Qcow2Erro
     allowed.backing_dirs.extend(directory_of(base));
     let read = How { snapshot: None, ..allowed.clone() };
     let opened = open_to_lie_below(overlay, base, &read)?;
-    let format = match &opened {
-        Opened::Raw(_) => Format::Raw,
-        Opened::Qcow2(_) => Format::Qcow2,
-    };
-    let below = opened.into_device();
+    let (format, below) = (opened.format(), opened.into_device());
     let named = (&*name_of_base(overlay, base)?, format);
-    move_over(overlay, &below, named, None, &allowed)
+    let version = version_of(&*below)?;
+    move_over(overlay, &below, named, Some(&version), &allowed)
+}
+
+/// Lets the overlay lie over `base` as that is now, without a look at what it lay over: for a base that was moved, or
+/// was changed in a way that does the overlay no harm, which the caller knows.
+///
+/// # Errors
+///
+/// [`Qcow2Error::Backing`] if `base` is the overlay itself or lies over it; [`Qcow2Error`].
+pub fn rebase_as_is(overlay: &Path, base: &Path, how: &How) -> Result<(), Qcow2Error> {
+    let mut allowed = How { snapshot: None, ..how.clone() };
+    allowed.backing_dirs.extend(directory_of(base));
+    let opened = open_to_lie_below(overlay, base, &allowed)?;
+    let (format, below) = (opened.format(), opened.into_device());
+    let named = &*name_of_base(overlay, base)?;
+    let device = FileDevice::open_read_write(overlay)?;
+    is_still_at(overlay, &device)?;
+    let (store, name) = (Box::new(FileStore::new(device)), overlay.display().to_string());
+    let image = Qcow2::open(store, &name, None, 0, false)?;
+    image.refer_to(named, format, Some(&version_of(&*below)?))
 }
 
 /// [`rebase`] onto an image at an address.

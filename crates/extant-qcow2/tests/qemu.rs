@@ -384,3 +384,84 @@ fn an_overlay_with_snapshots_stays_over_its_base() {
     let before = How { snapshot: Some("before".to_owned()), ..How::default() };
     assert!(read_all(&over, &before)[65536..] == [1; (1 << 20) - 65536]);
 }
+
+/// A disk of 2 MiB with one partition at 1 MiB.
+fn partitioned() -> Vec<u8> {
+    let mut bytes = vec![1; 2 << 20];
+    bytes[446..510].fill(0);
+    bytes[450] = 0x83;
+    bytes[454..458].copy_from_slice(&2048u32.to_le_bytes());
+    bytes[458..462].copy_from_slice(&2048u32.to_le_bytes());
+    bytes[510..512].copy_from_slice(&[0x55, 0xaa]);
+    bytes
+}
+
+#[test]
+fn a_base_that_somebody_changed_is_refused_until_it_is_taken_as_it_is() {
+    let dir = scratch();
+    let dir = dir.path();
+    let (base, over) = (dir.join("base.raw"), dir.join("over.qcow2"));
+    fs::write(&base, partitioned()).unwrap();
+    overlay::make(&over, &base, &How::default()).unwrap();
+    let image = open(&over, &write()).unwrap().into_device();
+    image.write_at(700_000, &[7; 65536]).unwrap();
+    image.flush().unwrap();
+    drop(image);
+    // A superblock of the disk, one of the partition, and another size.
+    for (at, len) in [(1500, 0), ((1 << 20) + 1500, 0), (0, 512)] {
+        let mut bytes = fs::read(&base).unwrap();
+        bytes[at] ^= 0xff;
+        bytes.resize(bytes.len() + len, 1);
+        fs::write(&base, &bytes).unwrap();
+        let refused = [
+            open(&over, &How::default()).map(drop),
+            overlay::open_over(&over, &base, &write()).map(drop),
+            overlay::commit(&over, &How::default()).map(drop),
+            overlay::rebase(&over, &base, &How::default()).map(drop),
+        ];
+        for error in refused.map(Result::unwrap_err) {
+            assert!(matches!(error, Qcow2Error::BaseChanged { .. }), "{error}");
+        }
+        assert!(fs::read(&base).unwrap() == bytes);
+        overlay::rebase_as_is(&over, &base, &How::default()).unwrap();
+        bytes.truncate(2 << 20);
+        bytes[700_000..765_536].fill(7);
+        assert!(read_all(&over, &How::default()) == bytes);
+    }
+    // An overlay over that is told, too.
+    let top = dir.join("top.qcow2");
+    overlay::make(&top, &over, &How::default()).unwrap();
+    let image = open(&over, &write()).unwrap().into_device();
+    image.write_at(1024, &[9; 1024]).unwrap();
+    image.flush().unwrap();
+    drop(image);
+    let error = open(&top, &How::default()).map(drop).unwrap_err();
+    assert!(matches!(error, Qcow2Error::BaseChanged { .. }), "{error}");
+}
+
+#[test]
+fn a_commit_that_was_cut_off_is_done_again() {
+    let dir = scratch();
+    let dir = dir.path();
+    let (base, over) = (dir.join("base.raw"), dir.join("over.qcow2"));
+    fs::write(&base, vec![1; 1 << 20]).unwrap();
+    overlay::make(&over, &base, &How::default()).unwrap();
+    let image = open(&over, &write()).unwrap().into_device();
+    image.write_at(0, &[7; 65536]).unwrap();
+    image.flush().unwrap();
+    drop(image);
+    // No name is left for the empty overlay, which is made when the base has everything.
+    let taken = |number| dir.join(format!(".over.qcow2.extant-{}-{number}", std::process::id()));
+    (0..100).for_each(|number| fs::write(taken(number), "").unwrap());
+    overlay::commit(&over, &How::default()).unwrap_err();
+    (0..100).for_each(|number| fs::remove_file(taken(number)).unwrap());
+    let mut wanted = vec![1; 1 << 20];
+    wanted[..65536].fill(7);
+    assert!(fs::read(&base).unwrap() == wanted);
+    assert!(read_all(&over, &How::default()) == wanted);
+    overlay::commit(&over, &How::default()).unwrap();
+    assert!(read_all(&over, &How::default()) == wanted);
+    // The empty one knows its base.
+    fs::write(&base, vec![2; 1 << 20]).unwrap();
+    open(&over, &How::default()).map(drop).unwrap_err();
+}

@@ -73,6 +73,9 @@ struct RebaseArgs {
     /// The address of the image that it lies over now, if that is at one
     #[arg(long, value_name = "ADDRESS")]
     over: Option<PathBuf>,
+    /// Copy nothing: the overlay fits the base as that is now, which was only moved, or changed without harm
+    #[arg(long, conflicts_with = "over")]
+    as_is: bool,
 }
 
 #[derive(Args, Debug)]
@@ -138,7 +141,19 @@ pub(crate) fn run(args: &OverlayArgs) -> Result<Exit> {
             let (name, bytes) = (shown(&args.overlay), human_bytes(moved.bytes));
             writeln!(std::io::stdout(), "{name}: {bytes} written to the image below it")?;
         }
-        What::Rebase(RebaseArgs { to: args, over }) => {
+        What::Rebase(RebaseArgs { to: args, as_is: true, .. }) => {
+            let base = shown(&args.base);
+            if is_address(&args.base) {
+                return Err(Failure::usage(format!(
+                    "--as-is is for a file, and {base} is an address"
+                )));
+            }
+            overlay::rebase_as_is(&args.overlay, &args.base, &args.how())
+                .map_err(failed(&args.overlay))?;
+            let name = shown(&args.overlay);
+            writeln!(std::io::stdout(), "{name}: over {base} as it is; nothing was copied")?;
+        }
+        What::Rebase(RebaseArgs { to: args, over, .. }) => {
             let over = over.as_deref().map(|over| at(over, None, false, Some(&args.overlay)));
             let over = over.transpose()?;
             let how = How { elsewhere: over, ..args.how() };
