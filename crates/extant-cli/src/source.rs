@@ -136,6 +136,7 @@ impl From<Qcow2Error> for SourceError {
 impl From<Qcow2Error> for Failure {
     fn from(error: Qcow2Error) -> Failure {
         let exit = match &error {
+            Qcow2Error::Device(error) if error.is_full() => Exit::NoSpace,
             Qcow2Error::Open(_) | Qcow2Error::Device(_) => Exit::Io,
             Qcow2Error::Io { source, .. } => match source.kind() {
                 std::io::ErrorKind::InvalidData => Exit::Image,

@@ -23,6 +23,9 @@ use crate::version::version_of;
 /// Most bytes that are copied at once.
 const PIECE_BYTES: u64 = 1 << 20;
 
+/// Bytes for which room is set aside at once, and a cluster more at most.
+const ROOM_BYTES: u64 = 64 << 20;
+
 /// Returns the name of a base in an overlay at `overlay`: only the file name if both are in one
 /// directory.
 fn name_of_base(overlay: &Path, base: &Path) -> Result<PathBuf, Qcow2Error> {
@@ -178,12 +181,14 @@ pub struct Moved {
 ///
 /// The base is found and opened as for any use of the overlay: a file that the overlay names is written only
 /// where `how` allows it, and only with the format that the overlay records. A base at an address is written if `how` has it, opened for writing. A commit that was interrupted can be
-/// repeated: the overlay is emptied when all is durable below.
+/// repeated: the overlay is emptied when all is durable below. Until then the base alone is neither what it was nor
+/// what it will be, so room for all of it is set aside in the base before the first write.
 ///
 /// # Errors
 ///
 /// [`Qcow2Error`]; of kind `Locked` if another program uses the base or the overlay;
-/// [`Qcow2Error::ReadOnlyBase`] if the base can only be read.
+/// [`Qcow2Error::ReadOnlyBase`] if the base can only be read. After [`Qcow2Error::Device`] with
+/// [`OperationKind::Allocate`](extant_block::OperationKind::Allocate) the base reads as before.
 pub fn commit(overlay: &Path, how: &How) -> Result<Moved, Qcow2Error> {
     let name = || overlay.display().to_string();
     // Nobody may write the overlay meanwhile; what it lies over is read through it no more.
@@ -231,6 +236,10 @@ pub fn commit(overlay: &Path, how: &How) -> Result<Moved, Qcow2Error> {
     if is_here && header.backing_version.is_some() && !sabotage("qcow2.commit.once-only") {
         // Cut off from here on, the base is another one, and the overlay shows the same all the time.
         image.refer_to(&base_name, format, None)?;
+    }
+    // This changes the times of the base already.
+    if !sabotage("qcow2.commit.no-room-first") {
+        image.set_room_aside_in(&*target)?;
     }
     let mut moved = Moved::default();
     image.each_own(|offset, len, is_zeros| {
@@ -367,6 +376,23 @@ impl Qcow2 {
             Place::Zeros => each(offset, len, true),
             Place::Data(_) | Place::Packed(_) => each(offset, len, false),
         })
+    }
+
+    /// Makes sure that `below` has room for what the image has itself.
+    fn set_room_aside_in(&self, below: &dyn BlockDevice) -> Result<(), Qcow2Error> {
+        let mut run = 0..0;
+        self.each_own(|offset, len, is_zeros| {
+            if is_zeros {
+                return Ok(());
+            }
+            if run.end == offset && offset - run.start < ROOM_BYTES {
+                run.end += len;
+                return Ok(());
+            }
+            let whole = std::mem::replace(&mut run, offset..offset + len);
+            Ok(below.allocate(whole.start, whole.end - whole.start)?)
+        })?;
+        Ok(below.allocate(run.start, run.end - run.start)?)
     }
 
     /// Calls `each` for the clusters that the image does not have itself: byte and length.

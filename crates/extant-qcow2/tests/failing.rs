@@ -7,7 +7,7 @@ use std::sync::Arc;
 use extant_block::{
     BlockDevice, DeviceError, FaultDevice, FaultPlan, MemoryDevice, OperationKind, SharedDevice,
 };
-use extant_qcow2::{Elsewhere, Format, How, overlay};
+use extant_qcow2::{Elsewhere, Format, How, Qcow2Error, overlay};
 
 const SIZE: u64 = 3 << 20;
 const CLUSTER: u64 = 64 << 10;
@@ -188,4 +188,41 @@ fn a_device_with_an_image_in_it_that_fails_is_named_and_comes_back() {
         }
         assert_eq!(errors, device.failed(), "read {at}: each failure is told once");
     }
+}
+
+#[test]
+fn a_commit_writes_nothing_to_a_base_that_has_no_room_for_all_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("o.qcow2");
+    // The first run of clusters finds room, the second does not.
+    let plan = FaultPlan {
+        exactly: vec![(OperationKind::Allocate, 1, 1)],
+        errno: 28,
+        ..FaultPlan::default()
+    };
+    let (_, image) = over(&file, FaultPlan::default());
+    image.write_at(2 * CLUSTER, &[0x11; 2 * CLUSTER as usize]).unwrap();
+    image.write_at(9 * CLUSTER, &[0x22; CLUSTER as usize]).unwrap();
+    image.write_zeroes(20 * CLUSTER, CLUSTER).unwrap();
+    image.flush().unwrap();
+    let mut wanted = vec![0; SIZE as usize];
+    image.read_at(0, &mut wanted).unwrap();
+    drop(image);
+    let memory = Arc::new(MemoryDevice::new(SIZE));
+    memory.write_at(0, &base_bytes()).unwrap();
+    let base = Arc::new(FaultDevice::new(Arc::clone(&memory), plan));
+    let elsewhere = Elsewhere {
+        address: "nbd://disks.example/root".into(),
+        device: Arc::clone(&base) as SharedDevice,
+        format: Format::Raw,
+        version: format!("{SIZE} bytes"),
+    };
+    let how = How { elsewhere: Some(elsewhere), ..How::default() };
+    let Err(Qcow2Error::Device(error)) = overlay::commit(&file, &how) else { panic!("no error") };
+    assert_eq!((error.kind(), error.is_full()), (OperationKind::Allocate, true), "{error}");
+    assert!(read(&*memory, 0, SIZE as usize).unwrap() == base_bytes(), "the base was written");
+    // The overlay has it all still.
+    base.set_enabled(false);
+    overlay::commit(&file, &how).unwrap();
+    assert!(read(&*memory, 0, SIZE as usize).unwrap() == wanted);
 }

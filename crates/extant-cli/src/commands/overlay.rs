@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::{Args, Subcommand};
-use extant_block::partition;
-use extant_qcow2::{Elsewhere, Facts, Format, How, Opened, backing_of, overlay};
+use extant_block::{OperationKind, partition};
+use extant_qcow2::{Elsewhere, Facts, Format, How, Opened, Qcow2Error, backing_of, overlay};
 use serde_json::json;
 
 use crate::exit::{Exit, Failure, Result};
@@ -111,7 +111,7 @@ struct CommitArgs {
 pub(crate) fn run(args: &OverlayArgs) -> Result<Exit> {
     let failed = |file: &Path| {
         let file = file.to_owned();
-        move |error: extant_qcow2::Qcow2Error| opening(error.into(), &file)
+        move |error: Qcow2Error| opening(error.into(), &file)
     };
     let shown = |path: &Path| escape(path.as_os_str().as_encoded_bytes());
     match &args.what {
@@ -137,7 +137,14 @@ pub(crate) fn run(args: &OverlayArgs) -> Result<Exit> {
                 ..How::default()
             };
             check_base(args, &how)?;
-            let moved = overlay::commit(&args.overlay, &how).map_err(failed(&args.overlay))?;
+            let moved = overlay::commit(&args.overlay, &how).map_err(|error| {
+                let hint = what_a_commit_left(&error, &shown(&args.overlay));
+                let failure = failed(&args.overlay)(error);
+                match hint {
+                    Some(hint) => failure.hint(hint),
+                    None => failure,
+                }
+            })?;
             let (name, bytes) = (shown(&args.overlay), human_bytes(moved.bytes));
             writeln!(std::io::stdout(), "{name}: {bytes} written to the image below it")?;
         }
@@ -202,6 +209,20 @@ fn check_base(args: &CommitArgs, how: &How) -> Result<()> {
         })?;
     }
     Ok(())
+}
+
+/// Returns what to do about a commit that failed, by how far it came.
+fn what_a_commit_left(error: &Qcow2Error, overlay: &str) -> Option<String> {
+    let Qcow2Error::Device(error) = error else { return None };
+    match error.kind() {
+        OperationKind::Allocate => {
+            Some("the image below it reads as before: make room there and commit again".into())
+        }
+        _ => Some(format!(
+            "keep {overlay}, which still has all of it, and commit again: until then the image below it alone may be \
+             neither what it was nor what it will be"
+        )),
+    }
 }
 
 /// Opens the image at an address.
