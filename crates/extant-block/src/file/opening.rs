@@ -70,12 +70,27 @@ pub(super) fn open_writable(path: &Path, flags: OFlags) -> Result<FileDevice, Op
         .custom_flags(flags.bits().cast_signed())
         .open(path);
     match opened {
+        Ok(file) if takes_no_writes(&file) => {
+            Err(io_error("open", path, rustix::io::Errno::ROFS.into()))
+        }
         Ok(file) => FileDevice::with_file(file, path, false),
         Err(error) if error.kind() == ErrorKind::ResourceBusy => {
             Err(OpenError::Busy { path: path.to_owned() })
         }
         Err(source) => Err(io_error("open", path, source)),
     }
+}
+
+/// Returns whether a file is a disk that is write-protected, as far as the system tells: it may be opened for writing, and
+/// the first write fails.
+fn takes_no_writes(file: &File) -> bool {
+    let metadata = file.metadata().ok().filter(|file| file.file_type().is_block_device());
+    let number = metadata.map(|file| file.rdev());
+    number.is_some_and(|number| {
+        let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+        let told = std::fs::read(format!("/sys/dev/block/{major}:{minor}/ro"));
+        told.is_ok_and(|told| told.starts_with(b"1"))
+    })
 }
 
 /// Returns whether the file lies in memory, as far as the system tells.

@@ -1,6 +1,6 @@
 //! One contract for all back-ends, and what is special to each.
 
-use std::io::IoSlice;
+use std::io::{ErrorKind, IoSlice};
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -337,6 +337,24 @@ fn a_block_device_has_its_size_sector_and_exclusive_writer() {
     assert!(bytes[..100].iter().chain(&bytes[20_100..65_537]).all(|b| *b == 5));
     assert!(bytes[100..20_100].iter().all(|b| *b == 0));
     assert!(bytes[65_537 + 65_536..].iter().all(|b| *b == 5), "nothing past a discard changes");
+}
+
+#[test]
+fn a_write_protected_disk_is_refused_before_the_first_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
+    drop(FileDevice::create_new(&path, 1 << 20).unwrap());
+    let losetup =
+        Command::new("/usr/sbin/losetup").args(["--find", "--show", "-r"]).arg(&path).output();
+    let Some(output) = losetup.ok().filter(|output| output.status.success()) else {
+        println!("skipped: needs root and a loop device");
+        return;
+    };
+    let name = Loop(String::from_utf8(output.stdout).unwrap().trim().to_owned());
+    let error = FileDevice::open_read_write(&name.0).unwrap_err();
+    let is_told = |source: &std::io::Error| source.kind() == ErrorKind::ReadOnlyFilesystem;
+    assert!(matches!(&error, OpenError::Io { source, .. } if is_told(source)), "{error:?}");
+    FileDevice::open_read_only(&name.0).unwrap();
 }
 
 /// Another host writes where this one has read: what this one keeps is let go for who asks.
