@@ -86,6 +86,11 @@ impl Rings {
         self.wanted == DeviceEngine::Portable
     }
 
+    /// Returns whether rings are used for nothing, by choice.
+    fn is_left_out(&self) -> bool {
+        self.wanted == DeviceEngine::Auto && self.is_in_memory && !self.is_block_device
+    }
+
     /// Returns how many runs are under way at once.
     pub(crate) fn at_once(&self, kind: OperationKind) -> usize {
         let pays = match self.wanted {
@@ -140,10 +145,15 @@ impl Rings {
         state.idle.extend(made);
     }
 
-    /// Returns the engine in use, and why not a better one. Makes a ring to find out.
+    /// Returns the engine in use, and why not a better one. Makes a ring to find out, where one would be used: a process
+    /// that gave up the right to make one would blame the system.
     pub(crate) fn info(&self, file: &File) -> EngineInfo {
         if self.is_portable() {
             return EngineInfo { engine: Engine::Portable, refused: None };
+        }
+        if self.is_left_out() {
+            let refused = Some("it does not pay for a file in memory".into());
+            return EngineInfo { engine: Engine::Portable, refused };
         }
         let is_known = {
             let state = self.state.lock();
@@ -174,5 +184,23 @@ pub(crate) fn reason(error: &io::Error) -> Arc<str> {
         Some(ENOMEM) => "no memory for a ring within the limit of locked memory (ulimit -l)".into(),
         Some(EINVAL) => "this kernel cannot limit a ring to one file (Linux 5.10)".into(),
         _ => error.to_string().into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_system_is_not_blamed_where_no_ring_is_wanted() {
+        let file = File::open("/proc/self/exe").unwrap();
+        let info = Rings::new(true, false).info(&file);
+        assert_eq!(info.engine, Engine::Portable);
+        assert!(info.refused.as_ref().unwrap().contains("in memory"), "{info:?}");
+        // On demand it is used, and tried.
+        let mut demanded = Rings::new(true, false);
+        if demanded.choose(DeviceEngine::IoUring, &file).is_ok() {
+            assert_eq!(demanded.info(&file).engine, Engine::Uring);
+        }
     }
 }
