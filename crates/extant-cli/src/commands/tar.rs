@@ -36,7 +36,7 @@ pub(crate) const EXAMPLES: &str = "Examples:\n  extant tar root.img > root.tar\n
 pub(crate) struct TarArgs {
     #[command(flatten)]
     image: ImageArgs,
-    /// Write to a file, which appears when it is complete, instead of standard output
+    /// Write to a file, which appears when it is complete, instead of standard output (-)
     #[arg(long, short = 'o', value_name = "FILE")]
     output: Option<OsString>,
 }
@@ -45,7 +45,7 @@ pub(crate) struct TarArgs {
 pub(crate) fn run(args: &TarArgs) -> Result<Exit> {
     let image = args.image.open()?;
     let start = image.resolve_link()?;
-    match &args.output {
+    match args.output.as_deref().filter(|name| *name != "-") {
         Some(path) => {
             let output = archive_output(Path::new(path))?;
             let file = io::BufWriter::with_capacity(CHUNK_BYTES, output.device().file());

@@ -16,7 +16,7 @@ use crate::exit::{Exit, Failure, Result};
 use crate::image::split;
 
 /// The end of `--help`, before the exit codes.
-pub(crate) const EXAMPLES: &str = "Examples:\n  extant tune -L data -m 1 data.img\n  extant tune -O metadata_csum,64bit,orphan_file data.img\n  extant tune -n -O ^has_journal data.img\n  extant tune -J size=64M data.img\n  extant tune -Q usrquota,^grpquota data.img\n  extant tune -L data -U random mnt\n  extant tune -c none -i 6m -e remount-ro data.img\n  extant tune -o acl,^user_xattr data.img\n";
+pub(crate) const EXAMPLES: &str = "Examples:\n  extant tune -L data -m 1 data.img\n  extant tune -O metadata_csum,64bit,orphan_file data.img\n  extant tune -n -O ^orphan_file,^has_journal data.img\n  extant tune -J size=64M data.img\n  extant tune -Q usrquota,^grpquota data.img\n  extant tune -L data -U random mnt\n  extant tune -c none -i 6m -e remount-ro data.img\n  extant tune -o acl,^user_xattr data.img\n";
 
 const HEADING: &str = "Settings (as tune2fs)";
 

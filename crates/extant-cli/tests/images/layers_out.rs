@@ -58,6 +58,8 @@ fn an_archive_of_an_image_makes_the_same_image_again() {
     place.run(&["tar", "-o", "a.tar", "a.img"]).succeeds();
     let streamed = place.run(&["tar", "a.img"]).succeeds().output.stdout;
     assert!(std::fs::read(place.path("a.tar")).unwrap() == streamed);
+    assert!(place.run(&["tar", "-o", "-", "a.img"]).succeeds().output.stdout == streamed);
+    assert!(!place.path("-").exists());
     assert!(streamed.len() < 1 << 20, "holes are stored: {} bytes", streamed.len());
     place.run(&["build", "b.img", "-q", "--from", "a.tar"]).succeeds();
     let differences = place.run(&["diff", "a.img", "b.img"]);
