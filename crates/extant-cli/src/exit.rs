@@ -173,8 +173,8 @@ impl Failure {
     pub(crate) fn caused(exit: Exit, what: &str, error: &(dyn Error + 'static)) -> Failure {
         let chain = chain(error);
         let message = if what.is_empty() { chain } else { format!("{what}: {chain}") };
-        if exit == Exit::Internal && is_refusal(error) {
-            // No fault of anybody's: nothing is to be reported.
+        if matches!(exit, Exit::Internal | Exit::Input) && is_refusal(error) {
+            // No fault of ours, nor of the source: nothing is to be reported or set right there.
             return Failure::new(Exit::Io, message).hint(
                 "the system gives this process no more threads, processes, open files or memory: ulimit -a shows the \
                  limits",
@@ -274,6 +274,8 @@ mod tests {
         assert_eq!(refused.exit, Exit::Io);
         assert!(refused.message.starts_with("build: cannot start thread worker"), "{refused:?}");
         assert!(refused.hint.unwrap().contains("ulimit"));
+        let refused = Failure::caused(Exit::Input, "", &spawn(Errno::MFILE));
+        assert_eq!(refused.exit, Exit::Io);
         let fault = Failure::caused(Exit::Internal, "", &spawn(Errno::INVAL));
         assert_eq!((fault.exit, fault.hint), (Exit::Internal, None));
     }

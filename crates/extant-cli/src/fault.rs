@@ -241,9 +241,14 @@ impl From<SourceError> for Failure {
                 Exit::NoSpace,
                 Some("files of a packed archive are collected in TMPDIR: set it to a larger place"),
             ),
-            SourceError::Io { doing, cause, .. }
-                if cause.kind() == std::io::ErrorKind::PermissionDenied
-                    && !doing.contains("temporary") =>
+            SourceError::Io { doing, .. } if doing.contains("temporary") => (
+                Exit::Io,
+                Some(
+                    "files of a packed archive are collected in TMPDIR: set it to a place that can be written",
+                ),
+            ),
+            SourceError::Io { cause, .. }
+                if cause.kind() == std::io::ErrorKind::PermissionDenied =>
             {
                 (Exit::Input, Some("--ignore-unreadable leaves such files out and counts them"))
             }

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::exit::{Exit, Failure, Result};
@@ -78,7 +78,14 @@ pub(crate) fn start_server(link: impl Into<Stdio>) -> Result<std::process::Child
 }
 
 fn no_child(error: &io::Error) -> Failure {
-    Failure::caused(Exit::Internal, "cannot start a process for the mount", error)
+    let what = "cannot start a process for the mount";
+    match Path::new("/proc/self").exists() {
+        true => Failure::caused(Exit::Internal, what, error),
+        // It finds its own program there.
+        false => {
+            Failure::caused(Exit::Io, what, error).hint("it needs /proc, which is not mounted here")
+        }
+    }
 }
 
 /// This program with its arguments again, in another part.

@@ -104,17 +104,23 @@ fn serve(request: &Request, link: &Link) -> Result<()> {
             complain(&format!("sandbox without {missing}"));
         }
     }
-    let fs = devices.mount(choices)?;
-    link.say(&Word::Opened { read_only: choices.read_only }).map_err(internal("no keeper"))?;
-    let Some(Word::Serve(device)) = link.hear().map_err(internal("no keeper"))? else {
-        // There is no mount after all.
-        return Ok(fs.unmount()?);
-    };
     let answers = Answers::default();
     let foreground = choices.foreground;
     let brake = OnceLock::new();
     let server = Server { link, log, null, foreground, dir, answers, brake, reopen };
+    // Before the image says that it is mounted: what is refused here leaves it as it was.
     server.catch_panics(choices.foreground)?;
+    let fs = devices.mount(choices)?;
+    link.say(&Word::Opened { read_only: choices.read_only }).map_err(internal("no keeper"))?;
+    let device = match link.hear() {
+        Ok(Some(Word::Serve(device))) => device,
+        // There is no mount after all.
+        Ok(_) => return Ok(fs.unmount()?),
+        Err(error) => {
+            fs.unmount()?;
+            return Err(internal("no keeper")(error));
+        }
+    };
     let answer = server.answer((device, rings), fs, &settings, &signals, end, choices);
     answer.inspect(|()| {
         server.tell(INFO, "unmounted; everything is written");

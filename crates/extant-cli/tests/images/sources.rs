@@ -20,7 +20,10 @@ fn zeros(bytes: usize) -> Vec<u8> {
 }
 
 fn feed(place: &Place, args: &[&str], bytes: &[u8]) -> Ran {
-    let mut command = place.command(args);
+    feed_to(place.command(args), args, bytes)
+}
+
+fn feed_to(mut command: Command, args: &[&str], bytes: &[u8]) -> Ran {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     // A command that refuses its input early closes the pipe.
@@ -442,4 +445,21 @@ fn an_image_in_a_registry_is_the_one_that_was_pushed() {
     build("d.img", "none", &[&from.replace(":v1", &format!("@{digest}"))]).succeeds();
     assert!(is_wanted("d.img"));
     build("e.img", "none", &[&from]).ends_with(8).complains(&["gives no manifest"]);
+}
+
+#[test]
+fn a_place_for_temporary_files_that_is_not_there_is_no_fault_of_the_archive() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("source")).unwrap();
+    std::fs::write(place.path("source/file"), [7; 10_000]).unwrap();
+    place.run(&["build", "a.img", "-q", "--from", "source"]).succeeds();
+    let archive = place.run(&["tar", "a.img"]).succeeds().output.stdout;
+    let args = ["build", "b.img", "--from", "-"];
+    let mut command = place.command(&args);
+    command.env("TMPDIR", place.path("none"));
+    feed_to(command, &args, &archive)
+        .ends_with(8)
+        .complains(&["temporary", "none"])
+        .hints("TMPDIR");
+    feed(&place, &args, &archive).succeeds();
 }
