@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 
 use extant::{Inode, MappingKind};
 use extant_image::write::Progress;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
@@ -17,6 +18,9 @@ use crate::progress::Bar;
 /// Bytes moved at once: large enough to cost few calls, small enough to stay in the processor's
 /// cache between reading and writing.
 pub(crate) const CHUNK_BYTES: usize = 1 << 20;
+
+/// How often a signal is looked for while a pipe is waited for.
+const LOOK_AGAIN: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// What `--sparse=always` leaves out: aligned runs of that many zeros.
 const ZERO_RUN_BYTES: usize = 4096;
@@ -121,7 +125,7 @@ impl Content {
                 let mut done = 0;
                 while let Some(rest) = out.get_mut(done..).filter(|rest| !rest.is_empty()) {
                     let read = match is_stream {
-                        true => rustix::io::read(file, rest).map_err(std::io::Error::from),
+                        true => Ok(read_stream(file, rest)?),
                         false => file.read_at(rest, at.saturating_add(done as u64)),
                     };
                     match read {
@@ -136,6 +140,23 @@ impl Content {
                 Ok(done)
             }
         }
+    }
+}
+
+/// Reads from a file that is read to its end, a pipe among them, which was opened so that nothing waits in the system: a
+/// read that a signal meets there goes on, and a pipe without a writer is at its end until there is one.
+fn read_stream(file: &File, out: &mut [u8]) -> Result<usize, Trouble> {
+    loop {
+        let mut ready = [PollFd::new(file, PollFlags::IN)];
+        match poll(&mut ready, Some(&LOOK_AGAIN)) {
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => match rustix::io::read(file, &mut *out) {
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                read => return read.map_err(host("read")),
+            },
+            Err(errno) => return Err(Trouble::Host("read", errno)),
+        }
+        check_interrupt()?;
     }
 }
 

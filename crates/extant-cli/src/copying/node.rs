@@ -187,11 +187,8 @@ impl Node {
         match &self.what {
             What::Host => {
                 let mut options = File::options();
-                options.read(true);
-                if self.about.kind == FileKind::Regular {
-                    // If it has become a pipe meanwhile, do not wait for a writer.
-                    options.custom_flags(OFlags::NONBLOCK.bits().cast_signed());
-                }
+                // A pipe is not waited for here: nothing ends that wait, and reading waits so that a signal does.
+                options.read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed());
                 let file = options.open(OsStr::from_bytes(&self.path)).map_err(io("open"))?;
                 let meta = file.metadata().map_err(io("open"))?;
                 let found = About::on_host(&meta);

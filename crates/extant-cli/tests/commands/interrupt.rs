@@ -1,7 +1,10 @@
 //! ^C in the middle of a copy: what is said is what is there.
 
+use std::io::Write;
 use std::path::Path;
 use std::process::Stdio;
+
+use extant_block::FileDevice;
 
 use crate::support;
 use support::{Place, Ran};
@@ -67,6 +70,35 @@ fn an_interrupted_copy_tells_what_it_has_changed() {
     let ran = interrupted(&place, &copy, || len(&place.path("again/long")) > 0).ends_with(130);
     ran.complains(&["what was done before stays; 1 directory that was made is not full"]);
     assert!(place.path("again").is_dir());
+}
+
+#[test]
+fn a_copy_that_waits_for_a_pipe_is_interrupted() {
+    let place = Place::with_image();
+    let pipe = place.path("pipe");
+    let mode = rustix::fs::Mode::from(0o600);
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let holds = || FileDevice::open_read_write(place.path("a.img")).is_err();
+    let copy = ["cp", "pipe", "a.img:/new"];
+    // Nobody writes, and then somebody who says nothing.
+    interrupted(&place, &copy, holds).ends_with(130);
+    let silent = std::fs::File::options().read(true).write(true).open(&pipe).unwrap();
+    interrupted(&place, &copy, holds).ends_with(130);
+    drop(silent);
+    place.run(&["stat", "a.img:/new"]).ends_with(9);
+    // One who comes late is heard to the end.
+    let mut late = std::fs::File::options().read(true).write(true).open(&pipe).unwrap();
+    let mut child = place.command(&copy).stderr(Stdio::piped()).spawn().unwrap();
+    late.write_all(&[7; 30_000]).unwrap();
+    while rustix::io::ioctl_fionread(&late).unwrap() > 0 {
+        assert!(child.try_wait().unwrap().is_none(), "it ended by itself");
+        std::thread::yield_now();
+    }
+    drop(late);
+    let ran = Ran { args: copy.join(" "), output: child.wait_with_output().unwrap() };
+    ran.succeeds();
+    let copied = place.run(&["cat", "a.img:/new"]).succeeds().output.stdout;
+    assert!(copied == [7; 30_000]);
 }
 
 #[test]
