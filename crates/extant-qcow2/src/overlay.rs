@@ -231,15 +231,15 @@ pub fn commit(overlay: &Path, how: &How) -> Result<Moved, Qcow2Error> {
         );
         return Err(Qcow2Error::Unsupported { name: name(), what });
     }
+    // The base reads as before.
+    if !sabotage("qcow2.commit.no-room-first") {
+        image.set_room_aside_in(&*target)?;
+    }
     let base_name = PathBuf::from(OsString::from_vec(header.backing.clone().unwrap_or_default()));
     let is_here = header.backing.as_deref().is_some_and(|stored| !is_address(stored));
     if is_here && header.backing_version.is_some() && !sabotage("qcow2.commit.once-only") {
         // Cut off from here on, the base is another one, and the overlay shows the same all the time.
         image.refer_to(&base_name, format, None)?;
-    }
-    // This changes the times of the base already.
-    if !sabotage("qcow2.commit.no-room-first") {
-        image.set_room_aside_in(&*target)?;
     }
     let mut moved = Moved::default();
     image.each_own(|offset, len, is_zeros| {
