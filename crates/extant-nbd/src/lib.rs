@@ -45,6 +45,7 @@ mod client;
 mod error;
 mod pipe;
 mod queue;
+mod ranges;
 mod serve;
 mod socket;
 mod stream;

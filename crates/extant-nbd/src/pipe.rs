@@ -10,6 +10,7 @@ use rustc_hash::FxHashMap;
 
 use crate::address::Address;
 use crate::error::NbdError;
+use crate::ranges::Ranges;
 use crate::socket::Socket;
 use crate::stream::is_silence;
 use crate::tls::{Connector, explain};
@@ -17,6 +18,9 @@ use crate::wire::*;
 
 /// Replies to one option, at most.
 const OPTION_REPLIES_MAX: usize = 64;
+
+/// Parts with errors in one reply, at most.
+const ERRORS_MAX: usize = 64;
 
 /// Bytes of requests that wait for others to be sent with.
 const UNSENT_MAX: usize = 28 * 64;
@@ -37,8 +41,10 @@ struct Waiting {
     operation: Operation,
     /// An error of a part of its reply.
     errno: i32,
-    /// Bytes of a read that came.
-    came: u64,
+    /// Bytes of a read that came in parts, counted from its first byte.
+    came: Ranges,
+    /// Errors of parts of its reply.
+    errors: usize,
 }
 
 pub(crate) struct Pipe {
@@ -124,7 +130,8 @@ impl Pipe {
             }
         }
         self.reads += usize::from(matches!(operation, Operation::Read { .. }));
-        self.waiting.insert(cookie, Waiting { operation, errno: 0, came: 0 });
+        self.waiting
+            .insert(cookie, Waiting { operation, errno: 0, came: Ranges::default(), errors: 0 });
         Ok(cookie)
     }
 
@@ -180,7 +187,6 @@ impl Pipe {
                         && let Operation::Read { buffer, .. } = &mut waiting.operation
                     {
                         self.socket.read_exact(buffer)?;
-                        waiting.came = buffer.len() as u64;
                     }
                     (cookie, errno as i32)
                 }
@@ -192,25 +198,14 @@ impl Pipe {
                     return Err(broken(format!("the server sent {other:#x} in place of a reply")));
                 }
             };
-            let waiting = find(&mut self.waiting, cookie)?;
-            if let Operation::Read { buffer, .. } = &waiting.operation
-                && errno == 0
-                && waiting.came != buffer.len() as u64
-            {
-                // It stays among what is under way: it is sent again over another connection.
-                return Err(broken(format!(
-                    "the server gave {} of {} bytes",
-                    waiting.came,
-                    buffer.len()
-                )));
-            }
             let Some(waiting) = self.waiting.remove(&cookie) else { continue };
             self.reads -= usize::from(matches!(waiting.operation, Operation::Read { .. }));
             return Ok(Answer { cookie, operation: waiting.operation, errno });
         }
     }
 
-    /// One part of a structured reply: cookie and errno if it was the last one.
+    /// One part of a structured reply: cookie and errno if it was the last one. Each part brings something that no other
+    /// one brought, so that a reply ends.
     fn chunk(&mut self) -> io::Result<Option<(u64, i32)>> {
         let flags = self.socket.take_u16()?;
         let kind = self.socket.take_u16()?;
@@ -218,9 +213,9 @@ impl Pipe {
         let len = self.socket.take_u32()? as usize;
         let waiting = find(&mut self.waiting, cookie)?;
         match (kind, &mut waiting.operation) {
-            (CHUNK_NONE, _) if len == 0 => {}
+            (CHUNK_NONE, _) if len == 0 && flags & CHUNK_DONE != 0 => {}
             (CHUNK_DATA | CHUNK_HOLE, Operation::Read { offset, buffer }) => {
-                if len < 8 || (kind == CHUNK_HOLE && len != 12) {
+                if len <= 8 || (kind == CHUNK_HOLE && len != 12) {
                     return Err(broken(format!("a part of a reply of {len} bytes")));
                 }
                 let at = self.socket.take_u64()?.wrapping_sub(*offset);
@@ -232,14 +227,21 @@ impl Pipe {
                 let Some(end) = end else {
                     return Err(broken("a part of a reply outside of what was asked for"));
                 };
+                if count == 0 || waiting.came.add(at, count) != [(at, count)] {
+                    return Err(broken("a part of a reply that has come already"));
+                }
                 let part = &mut buffer[at as usize..end as usize];
                 match kind {
                     CHUNK_DATA => self.socket.read_exact(part)?,
                     _ => part.fill(0),
                 }
-                waiting.came += count;
             }
-            (kind, _) if kind & CHUNK_ERROR != 0 && (6..=STRING_MAX + 16).contains(&len) => {
+            (kind, _)
+                if kind & CHUNK_ERROR != 0
+                    && (6..=STRING_MAX + 16).contains(&len)
+                    && waiting.errors < ERRORS_MAX =>
+            {
+                waiting.errors += 1;
                 let errno = self.socket.take_u32()? as i32;
                 let mut rest = vec![0; len - 4];
                 self.socket.read_exact(&mut rest)?;
@@ -247,7 +249,18 @@ impl Pipe {
             }
             _ => return Err(broken(format!("a part of a reply of kind {kind} and {len} bytes"))),
         }
-        Ok((flags & CHUNK_DONE != 0).then_some((cookie, waiting.errno)))
+        if flags & CHUNK_DONE == 0 {
+            return Ok(None);
+        }
+        if let Operation::Read { buffer, .. } = &waiting.operation
+            && waiting.errno == 0
+            && waiting.came.bytes() != buffer.len() as u64
+        {
+            // It stays among what is under way: it is sent again over another connection.
+            let came = waiting.came.bytes();
+            return Err(broken(format!("the server gave {came} of {} bytes", buffer.len())));
+        }
+        Ok(Some((cookie, waiting.errno)))
     }
 
     /// Returns the operations under way, in the order in which they were sent, after the connection was lost.

@@ -1,9 +1,11 @@
 //! Writes that were acknowledged and are not flushed, and what of them a server has to be told again.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
 use extant_base::sabotage;
 use extant_block::{AlignedBuffer, Operation};
+
+use crate::ranges::Ranges;
 
 /// What one entry costs beside its bytes.
 const ENTRY_BYTES: u64 = 64;
@@ -140,39 +142,6 @@ impl Unflushed {
             }
         }
         operations
-    }
-}
-
-/// A set of bytes: start and end of ranges that neither overlap nor touch.
-#[derive(Default)]
-struct Ranges(BTreeMap<u64, u64>);
-
-impl Ranges {
-    /// Adds a range, and returns the parts of it that were not in the set: offset and length.
-    fn add(&mut self, offset: u64, len: u64) -> Vec<(u64, u64)> {
-        let (mut start, mut end) = (offset, offset + len);
-        let mut found = Vec::new();
-        let mut at = end;
-        // From the last range that begins before the end backwards.
-        while let Some((from, to)) = self.0.range(..=end).next_back().map(|(a, b)| (*a, *b)) {
-            if to < start {
-                break;
-            }
-            if to < at {
-                found.push((to, at - to));
-            }
-            at = at.min(from);
-            start = start.min(from);
-            end = end.max(to);
-            self.0.remove(&from);
-        }
-        if offset < at {
-            found.push((offset, at - offset));
-        }
-        if start < end {
-            self.0.insert(start, end);
-        }
-        found
     }
 }
 

@@ -51,10 +51,29 @@ fn true_bytes(asked: &Asked) -> Vec<u8> {
 /// What is said in place of an answer.
 type Lie = fn(&Asked) -> Vec<u8>;
 
+/// Parts that are said again and again, and bring nothing.
+fn endless() -> Vec<(&'static str, Lie)> {
+    vec![
+        ("nothing, without end", |a| part(0, 0, a.cookie, 0, &[])),
+        ("no data, without end", |a| data(0, a.cookie, a.offset, &[])),
+        ("holes of no length, without end", |a| hole(0, a.cookie, a.offset, 0)),
+        ("errors, without end", |a| part(0, ERROR, a.cookie, 6, &[0, 0, 0, 5, 0, 0])),
+    ]
+}
+
 fn lies() -> Vec<(&'static str, Lie)> {
     vec![
         ("half of the data, and done", |a| data(DONE, a.cookie, a.offset, &true_bytes(a)[..100])),
         ("done without data", |a| part(DONE, 0, a.cookie, 0, &[])),
+        ("the first half twice", |a| {
+            let half = &true_bytes(a)[..a.len as usize / 2];
+            let first = data(0, a.cookie, a.offset, half);
+            [first, data(DONE, a.cookie, a.offset, half)].concat()
+        }),
+        ("all of it, and some of it again", |a| {
+            let all = data(0, a.cookie, a.offset, &true_bytes(a));
+            [all, hole(DONE, a.cookie, a.offset + 8, 8)].concat()
+        }),
         ("data in front", |a| data(DONE, a.cookie, a.offset.wrapping_sub(1), &true_bytes(a))),
         ("data behind", |a| data(DONE, a.cookie, a.offset + 1, &true_bytes(a))),
         ("data of an end of all", |a| data(DONE, a.cookie, u64::MAX, &true_bytes(a))),
@@ -78,8 +97,20 @@ fn take<const N: usize>(stream: &mut UnixStream) -> std::io::Result<[u8; N]> {
     stream.read_exact(&mut bytes).map(|()| bytes)
 }
 
+/// Says parts of answers for as long as somebody listens.
+fn babble(stream: &mut UnixStream, part: &[u8]) -> std::io::Result<()> {
+    let many = part.repeat(100);
+    loop {
+        stream.write_all(&many)?;
+    }
+}
+
 /// Agrees on an export that is read, and answers with `lie`, or with the truth.
-fn talk(mut stream: UnixStream, lie: Option<Lie>, is_true: &AtomicBool) -> std::io::Result<()> {
+fn talk(
+    mut stream: UnixStream,
+    (lie, is_endless): (Lie, bool),
+    is_true: &AtomicBool,
+) -> std::io::Result<()> {
     stream.write_all(b"NBDMAGICIHAVEOPT\x00\x03")?;
     take::<4>(&mut stream)?;
     loop {
@@ -115,20 +146,24 @@ fn talk(mut stream: UnixStream, lie: Option<Lie>, is_true: &AtomicBool) -> std::
             return Ok(());
         }
         let asked = Asked { cookie, offset, len };
-        match lie {
-            Some(lie) if !is_true.load(Ordering::Acquire) => {
+        match is_true.load(Ordering::Acquire) {
+            false => {
                 stream.write_all(&lie(&asked))?;
+                if is_endless {
+                    return babble(&mut stream, &lie(&asked));
+                }
                 // Whoever waits for the rest does not get it.
                 return stream.shutdown(std::net::Shutdown::Write);
             }
-            _ => stream.write_all(&data(DONE, cookie, offset, &true_bytes(&asked)))?,
+            true => stream.write_all(&data(DONE, cookie, offset, &true_bytes(&asked)))?,
         }
     }
 }
 
 #[test]
 fn answers_that_cannot_be_are_errors_in_bounded_time_and_leave_nothing() {
-    for (what, lie) in lies() {
+    let quiet = lies().into_iter().map(|(what, lie)| (what, (lie, false)));
+    for (what, lie) in quiet.chain(endless().into_iter().map(|(what, lie)| (what, (lie, true)))) {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("s");
         let listener = UnixListener::bind(&socket).unwrap();
@@ -144,7 +179,7 @@ fn answers_that_cannot_be_are_errors_in_bounded_time_and_leave_nothing() {
                     let stream = stream.unwrap();
                     stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
                     // A client that hangs up on a liar is right.
-                    let _ = talk(stream, Some(lie), &is_true);
+                    let _ = talk(stream, lie, &is_true);
                 }
             };
             scope.spawn("liar", accept).unwrap();
@@ -155,6 +190,7 @@ fn answers_that_cannot_be_are_errors_in_bounded_time_and_leave_nothing() {
                     NbdDevice::open(&Address::parse(&name).unwrap(), true, settings).unwrap();
                 let start = SystemClock.monotonic();
                 let mut out = [0xee; 512];
+                println!("{what}");
                 let error = device.read_at(4096, &mut out).expect_err(what);
                 let took = SystemClock.monotonic().saturating_sub(start);
                 assert!(took < Duration::from_secs(15), "{what}: {took:?}");
