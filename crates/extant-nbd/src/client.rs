@@ -6,9 +6,10 @@ mod runs;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use extant_base::sabotage;
 use extant_block::{
     AlignedBuffer, BlockDevice, Completion, DeviceError, DeviceFault, Operation, OperationKind,
     Pending, Queue, QueueOptions, ReadRun, WriteRun, check_range,
@@ -79,6 +80,9 @@ pub struct NbdDevice {
     /// writes.
     gate: RwLock<()>,
     unflushed: Mutex<Unflushed>,
+    /// Flushes that failed, and whether the server may have lost since what it had acknowledged (N7).
+    failures: AtomicU64,
+    is_in_doubt: AtomicBool,
     /// Connections that were given up with changes under way, and that the server has not ended.
     lingering: Mutex<Vec<Pipe>>,
     /// When it was last in vain to connect, and why.
@@ -135,6 +139,8 @@ impl NbdDevice {
             is_free: Condvar::new(),
             gate: RwLock::with_order(Rank::Device, 1 << 20, ()),
             unflushed: Mutex::new(Rank::Leaf, Unflushed::default()),
+            failures: AtomicU64::new(0),
+            is_in_doubt: AtomicBool::new(false),
             lingering: Mutex::new(Rank::Leaf, Vec::new()),
             down: Mutex::new(Rank::Leaf, None),
             again: AtomicU64::new(0),
@@ -219,10 +225,21 @@ impl NbdDevice {
         operations: Vec<Operation>,
         buffers: Buffers,
     ) -> Vec<(Operation, io::Result<()>)> {
+        let is_flush = operations.iter().any(|operation| matches!(operation, Operation::Flush));
+        let mut pipe = self.acquire_or_connect();
+        if is_flush && self.is_in_doubt.load(Ordering::Acquire) {
+            let (kept, told) = pipe.map_or((None, Ok(())), |pipe| self.restore(pipe));
+            pipe = kept;
+            if let Err(error) = told {
+                self.release(pipe);
+                let failed =
+                    |operation| (operation, Err(io::Error::new(error.kind(), error.to_string())));
+                return operations.into_iter().map(failed).collect();
+            }
+        }
         let count = operations.len();
         let mut todo: VecDeque<(usize, Operation)> = operations.into_iter().enumerate().collect();
         let mut done: Vec<Option<(Operation, io::Result<()>)>> = (0..count).map(|_| None).collect();
-        let mut pipe = self.acquire_or_connect();
         let mut last = io::Error::from(io::ErrorKind::NotConnected);
         let mut tries = 0;
         while !todo.is_empty() {
@@ -265,7 +282,7 @@ impl NbdDevice {
     ) -> io::Result<Pipe> {
         let _inside = self.gate.read();
         let mut numbers: VecDeque<(u64, usize)> = VecDeque::new();
-        let mut marks: VecDeque<(u64, u64)> = VecDeque::new();
+        let mut marks: VecDeque<(u64, u64, u64)> = VecDeque::new();
         let failed = loop {
             if todo.is_empty() && pipe.len() == 0 {
                 return Ok(pipe);
@@ -274,7 +291,8 @@ impl NbdDevice {
             if pipe.len() < WINDOW && todo.front().is_some_and(may_send) {
                 let Some((number, operation)) = todo.pop_front() else { continue };
                 if matches!(operation, Operation::Flush) {
-                    marks.push_back((number as u64, self.unflushed.lock().next()));
+                    let failures = self.failures.load(Ordering::Acquire);
+                    marks.push_back((number as u64, self.unflushed.lock().next(), failures));
                 }
                 match pipe.send(operation) {
                     Ok(cookie) => numbers.push_back((cookie, number)),
@@ -293,17 +311,15 @@ impl NbdDevice {
                 continue;
             };
             let number = numbers.remove(at).map_or(0, |(_, number)| number);
-            let result = match answer.errno {
+            let mut result = match answer.errno {
                 0 => Ok(()),
                 errno => Err(io::Error::from_raw_os_error(errno)),
             };
-            if result.is_ok() {
+            if matches!(answer.operation, Operation::Flush) {
+                let mark = marks.iter().find(|(of, ..)| *of == number as u64);
+                result = self.judge_flush(result, mark.map(|(_, until, before)| (*until, *before)));
+            } else if result.is_ok() {
                 self.unflushed.lock().note(&mut answer.operation, buffers);
-                if matches!(answer.operation, Operation::Flush)
-                    && let Some((_, until)) = marks.iter().find(|(of, _)| *of == number as u64)
-                {
-                    self.unflushed.lock().flushed(*until);
-                }
             }
             done[number] = Some((answer.operation, result));
         };
@@ -317,6 +333,25 @@ impl NbdDevice {
             }
         }
         Err(failed)
+    }
+
+    /// Takes the answer to a flush, which was sent when `until` was the number of the next change and `before` flushes
+    /// had failed. One that succeeds beside another that failed says nothing: the server may have dropped what that one
+    /// was to bring to the disk.
+    fn judge_flush(&self, answer: io::Result<()>, mark: Option<(u64, u64)>) -> io::Result<()> {
+        if let Err(error) = answer {
+            if !sabotage("nbd.client.flush-failed-once") {
+                self.failures.fetch_add(1, Ordering::AcqRel);
+                self.is_in_doubt.store(true, Ordering::Release);
+            }
+            return Err(error);
+        }
+        let Some((until, before)) = mark else { return Ok(()) };
+        if self.failures.load(Ordering::Acquire) != before {
+            return Err(io::Error::other("another flush has failed meanwhile"));
+        }
+        self.unflushed.lock().flushed(until);
+        Ok(())
     }
 
     /// One operation of a batch, whole.

@@ -34,6 +34,9 @@
 //!   way. While it has not, nothing is changed: so no change overtakes a later one.
 //! - N6. Who asks for TLS gets it or an error: no option but the one that starts TLS, no name of an export and no
 //!   data goes over such a connection in plain text, and nothing that came before TLS counts after it.
+//! - N7. A flush that fails leaves in doubt what the server acknowledged before it, for whoever wrote it: systems drop
+//!   such bytes, and succeed the next time. So a client tells all of it again before its next flush, and a server
+//!   that was asked for one neither flushes nor changes anything any more.
 //!
 //! Source: the NBD protocol document, "fixed newstyle negotiation", "structured replies" and "TLS support"; for
 //! addresses, the document on URIs beside it.

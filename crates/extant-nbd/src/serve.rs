@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use extant_base::sabotage;
-use extant_block::{AlignedBuffer, BlockDevice, DeviceError, DeviceFault, Operation, SharedDevice};
+use extant_block::{
+    AlignedBuffer, BlockDevice, DeviceError, DeviceFault, Operation, OperationKind, SharedDevice,
+};
 use extant_sync::{Clock, SystemClock, threads};
 
 use crate::socket::Socket;
@@ -57,11 +59,12 @@ impl Listening {
 /// are disconnected after their current request; their writes are flushed.
 ///
 /// Each client has a thread of its own and gets one answer after the other. All see each other's
-/// writes and flush each other's, so that one client may use several connections.
+/// writes and flush each other's, so that one client may use several connections. When a flush has failed, every later one
+/// and every change is an error until the device is served again: what any of them had written is in doubt.
 ///
 /// # Errors
 ///
-/// Errors of the socket, and of the last flush at the end.
+/// Errors of the socket, of the last flush at the end, and of an earlier one.
 pub fn serve(
     device: &SharedDevice,
     export: &str,
@@ -100,6 +103,7 @@ fn serve_any(
         Listening::Unix(listener) => listener.set_nonblocking(true)?,
     }
     let clients = AtomicUsize::new(0);
+    let is_in_doubt = AtomicBool::new(false);
     let served = threads::scope(|scope| {
         while !end.load(Ordering::Acquire) {
             let socket = match listening.accept() {
@@ -116,10 +120,10 @@ fn serve_any(
                 }
             };
             clients.fetch_add(1, Ordering::AcqRel);
-            let clients = &clients;
+            let (clients, is_in_doubt) = (&clients, &is_in_doubt);
             let client = move || {
                 // A client that breaks the rules or disconnects does not affect others.
-                let _ = Client { device, export, socket, tls, end }.run();
+                let _ = Client { device, export, socket, tls, is_in_doubt, end }.run();
                 clients.fetch_sub(1, Ordering::AcqRel);
             };
             if scope.spawn("nbd-client", client).is_err() {
@@ -130,6 +134,10 @@ fn serve_any(
     });
     let served = served.map_err(io::Error::other)?;
     device.flush().map_err(io::Error::from)?;
+    if is_in_doubt.load(Ordering::Acquire) {
+        let what = "a flush failed: what clients had written before it may be lost";
+        return Err(io::Error::other(what));
+    }
     served
 }
 
@@ -146,6 +154,8 @@ struct Client<'a> {
     export: &'a str,
     socket: Socket,
     tls: Option<&'a ServerTls>,
+    /// A flush has failed, of any client (N7).
+    is_in_doubt: &'a AtomicBool,
     end: &'a AtomicBool,
 }
 
@@ -335,6 +345,10 @@ impl Client<'_> {
             }
         };
         let is_range = matches!(command, CMD_TRIM | CMD_WRITE_ZEROES);
+        if command != CMD_READ && self.is_in_doubt.load(Ordering::Acquire) {
+            self.settle(cookie, EIO, &[])?;
+            return Ok(true);
+        }
         let done = self.device.submit(vec![operation]).wait().pop();
         let Some(done) = done else { return Err(io::ErrorKind::Other.into()) };
         let result = match done.result {
@@ -343,6 +357,11 @@ impl Client<'_> {
             Err(error) if command == CMD_TRIM && error.is_unsupported() => Ok(()),
             other => other,
         };
+        if result.as_ref().is_err_and(|error| error.kind() == OperationKind::Flush)
+            && !sabotage("nbd.serve.flush-failed-once")
+        {
+            self.is_in_doubt.store(true, Ordering::Release);
+        }
         match (result, &done.operation) {
             (Ok(()), Operation::Read { buffer, .. }) => self.settle(cookie, 0, buffer)?,
             (Ok(()), _) => self.settle(cookie, 0, &[])?,
@@ -363,11 +382,7 @@ impl Client<'_> {
 fn errno(error: &DeviceError) -> i32 {
     match error.fault() {
         DeviceFault::ReadOnly => EPERM,
-        DeviceFault::PastEnd { .. }
-            if matches!(error.kind(), extant_block::OperationKind::Read) =>
-        {
-            EINVAL
-        }
+        DeviceFault::PastEnd { .. } if matches!(error.kind(), OperationKind::Read) => EINVAL,
         DeviceFault::PastEnd { .. } => ENOSPC,
         DeviceFault::Unsupported => ENOTSUP,
         _ if error.is_full() => ENOSPC,

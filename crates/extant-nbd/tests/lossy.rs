@@ -2,14 +2,17 @@
 //! gone, and comes back as another one.
 
 use std::io::IoSlice;
+use std::os::unix::net::UnixListener;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use extant_base::Prng;
 use extant_block::{
-    AlignedBuffer, BlockDevice, MemoryDevice, Operation, QueueOptions, ReadRun, Wait, WriteRun,
+    AlignedBuffer, BlockDevice, FaultDevice, FaultPlan, MemoryDevice, Operation, OperationKind,
+    QueueOptions, ReadRun, SharedDevice, Wait, WriteRun,
 };
-use extant_nbd::{Address, NbdDevice, NbdError, Settings};
+use extant_nbd::{Address, Listening, NbdDevice, NbdError, Settings, UNFLUSHED_MAX, serve};
 use extant_sync::{Clock, SystemClock, threads};
 use extant_testkit::nbd::{Cut, Faults, Says, Server, flags};
 
@@ -305,6 +308,84 @@ fn a_change_that_is_late_and_then_known_to_be_over_is_sent_again() {
     })
     .unwrap();
     assert!(contents(&*below)[..512] == [3; 512]);
+}
+
+#[test]
+fn a_flush_that_succeeds_after_one_that_failed_has_everything() {
+    for seed in 0..4 {
+        let (below, server) = start(Faults { seed, failing_flushes: 2, ..Faults::default() });
+        let device = connect(&server, patient());
+        device.write_at(0, &[1; 65_536]).unwrap();
+        device.write_fua_at(4096, &[2; 4096]).unwrap();
+        device.write_zeroes(8192, 4096).unwrap();
+        assert!(device.flush().is_err());
+        device.write_at(65_536, &[3; 4096]).unwrap();
+        assert!(device.flush().is_err());
+        device.flush().unwrap();
+        // Nothing that the server has in memory only counts.
+        server.restart();
+        let mut wanted = vec![1; 65_536 + 4096];
+        wanted[4096..8192].fill(2);
+        wanted[8192..12_288].fill(0);
+        wanted[65_536..].fill(3);
+        assert!(contents(&*below)[..wanted.len()] == wanted, "seed {seed}: a flush lies");
+        assert_eq!((device.unflushed_bytes(), device.reconnections()), (0, 0));
+    }
+}
+
+#[test]
+fn a_flush_that_fails_for_want_of_memory_loses_nothing_of_others() {
+    let (below, server) = start(Faults::default());
+    let device = connect(&server, patient());
+    let mut whole = vec![7; SIZE as usize];
+    device.write_at(0, &whole).unwrap();
+    while device.unflushed_bytes() < UNFLUSHED_MAX - SIZE {
+        device.write_at(SIZE / 2, &whole[..SIZE as usize / 2]).unwrap();
+    }
+    // The next writes need the memory of those that are not flushed. Whoever writes hears that, and tries again.
+    server.set_faults(Faults { seed: 1, failing_flushes: 1, ..Faults::default() });
+    let last = vec![8; SIZE as usize / 2];
+    let failed = (0..5).filter(|_| device.write_at(SIZE / 2, &last).is_err()).count();
+    assert_eq!(failed, 1);
+    device.flush().unwrap();
+    server.restart();
+    whole[SIZE as usize / 2..].fill(8);
+    assert!(contents(&*below) == whole, "a flush lies");
+}
+
+#[test]
+fn a_server_whose_flush_failed_says_so_to_everybody_until_it_is_started_again() {
+    let exactly = vec![(OperationKind::Flush, 0, 1)];
+    let plan = FaultPlan { exactly, ..FaultPlan::default() };
+    let device: SharedDevice = Arc::new(FaultDevice::new(Arc::new(MemoryDevice::new(SIZE)), plan));
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("s");
+    let listening = Listening::Unix(UnixListener::bind(&socket).unwrap());
+    let end = AtomicBool::new(false);
+    let served = threads::scope(|scope| {
+        let server = scope.spawn("server", || serve(&device, "disk", &listening, &end)).unwrap();
+        let address = format!("nbd+unix:///disk?socket={}", socket.display());
+        let address = Address::parse(&address).unwrap();
+        let open = || NbdDevice::open(&address, false, patient()).unwrap();
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let (one, other) = (open(), open());
+            one.write_at(0, &[1; 512]).unwrap();
+            other.write_at(512, &[2; 512]).unwrap();
+            assert!(one.flush().is_err());
+            // The device succeeds from here on, and what it had before may be gone.
+            for device in [&other, &one, &open()] {
+                device.read_at(0, &mut [0; 512]).unwrap();
+                assert!(device.flush().is_err(), "what was acknowledged counts as durable");
+                assert!(device.write_fua_at(1024, &[3; 512]).is_err());
+            }
+        }));
+        end.store(true, Ordering::Release);
+        let served = server.join().unwrap();
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        served
+    });
+    let error = in_full(&served.unwrap().unwrap_err());
+    assert!(error.contains("a flush failed"), "{error}");
 }
 
 #[test]

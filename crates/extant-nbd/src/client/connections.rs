@@ -157,35 +157,61 @@ impl NbdDevice {
         Err(last)
     }
 
+    /// Over a connection to a server whose last flush failed: tells it again what it had acknowledged, as one that may
+    /// have lost it (N7). Returns the connection unless it was lost, and whether the server took everything.
+    pub(super) fn restore(&self, mut pipe: Pipe) -> (Option<Pipe>, io::Result<()>) {
+        // As over a new connection.
+        let _alone = self.gate.write();
+        if !self.is_in_doubt.load(Ordering::Acquire) {
+            return (Some(pipe), Ok(()));
+        }
+        match self.tell_again(&mut pipe) {
+            Ok(told) => {
+                self.is_in_doubt.store(told.is_err(), Ordering::Release);
+                (Some(pipe), told)
+            }
+            Err(_) => {
+                // Another connection is made, over which it is told all of it first.
+                self.give_up(pipe);
+                (None, Ok(()))
+            }
+        }
+    }
+
     /// Everything that was acknowledged and is not flushed.
     fn write_again(&self, mut pipe: Pipe) -> io::Result<Pipe> {
-        // Parts that do not overlap, so that they may be under way together.
-        let mut again = self.unflushed.lock().again().into_iter().peekable();
-        let told = loop {
-            if pipe.len() < WINDOW
-                && let Some(change) = again.next()
-            {
-                match pipe.send(change) {
-                    Ok(_) => continue,
-                    Err((error, _)) => break Err(error),
-                }
+        match self.tell_again(&mut pipe).flatten() {
+            Ok(()) => {
+                self.is_in_doubt.store(false, Ordering::Release);
+                Ok(pipe)
             }
-            if pipe.len() == 0 {
-                break Ok(());
-            }
-            match pipe.receive() {
-                Ok(answer) if answer.errno != 0 => {
-                    break Err(io::Error::from_raw_os_error(answer.errno));
-                }
-                Ok(_) => {}
-                Err(error) => break Err(error),
-            }
-        };
-        match told {
-            Ok(()) => Ok(pipe),
             Err(error) => {
                 self.give_up(pipe);
                 Err(error)
+            }
+        }
+    }
+
+    /// Sends everything that was acknowledged and is not flushed, and returns what the server says of it. An error of the
+    /// connection means that it is of no use any more.
+    fn tell_again(&self, pipe: &mut Pipe) -> io::Result<io::Result<()>> {
+        // Parts that do not overlap, so that they may be under way together.
+        let mut again = self.unflushed.lock().again().into_iter();
+        let mut told = Ok(());
+        loop {
+            if pipe.len() < WINDOW
+                && told.is_ok()
+                && let Some(change) = again.next()
+            {
+                pipe.send(change).map_err(|(error, _)| error)?;
+                continue;
+            }
+            if pipe.len() == 0 {
+                return Ok(told);
+            }
+            let answer = pipe.receive()?;
+            if answer.errno != 0 && told.is_ok() {
+                told = Err(io::Error::from_raw_os_error(answer.errno));
             }
         }
     }

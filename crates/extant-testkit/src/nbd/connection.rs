@@ -205,6 +205,11 @@ fn apply(state: &mut State, request: &Request, payload: &[u8]) -> Result<Vec<u8>
             let mut data = vec![0; request.len as usize];
             return state.memory.read(offset, &mut data).map(|()| data).map_err(|_| EIO);
         }
+        3 if state.faults.failing_flushes > 0 => {
+            state.faults.failing_flushes -= 1;
+            state.memory.forget(&mut state.random, &state.faults.whole);
+            return Err(EIO);
+        }
         3 => state.memory.flush(),
         // Nobody may rely on what is there afterwards.
         4 => Ok(()),

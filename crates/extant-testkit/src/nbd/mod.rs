@@ -97,6 +97,9 @@ pub struct Faults {
     pub forget_one_in: u64,
     /// Bytes that are forgotten together or not at all, as a superblock of two sectors under one checksum.
     pub whole: Range<u64>,
+    /// So many flushes are errors, and some of what they were to bring to the device is lost, as with a system whose disk
+    /// fails for a moment. The next one succeeds.
+    pub failing_flushes: u64,
     /// From this request on, nobody is there any more.
     pub gone_from: Option<u64>,
 }
