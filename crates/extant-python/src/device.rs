@@ -97,9 +97,9 @@ impl BlockDevice for PythonDevice {
                 len,
                 DeviceFault::ShortRead { got_bytes: read as u64 },
             )),
+            // As it is: what is no fault of the file goes on to whoever asked.
             Err(error) => {
-                let fault = DeviceFault::Io(io::Error::other(error.to_string()));
-                Err(self.fault(kind, offset, len, fault))
+                Err(self.fault(kind, offset, len, DeviceFault::Io(io::Error::other(error))))
             }
         }
     }

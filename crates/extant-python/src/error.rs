@@ -11,8 +11,8 @@ use extant_image::output::OutputError;
 use extant_image::plan::PlanError;
 use extant_image::source::SourceError;
 use extant_image::write::WriteError;
-use pyo3::PyErr;
-use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::exceptions::{PyException, PyOSError, PyValueError};
+use pyo3::{PyErr, Python};
 
 /// The text of an error with those of its causes, as far as they say something new.
 pub(crate) fn told(error: &dyn StdError) -> String {
@@ -38,9 +38,33 @@ fn os_error(errno: i32, text: String, path: Option<&[u8]>) -> PyErr {
     }
 }
 
-/// An error of the file system, about `path` if one was given.
+/// An error of the file system, about `path` if one was given. One that a file of Python raised is its cause, or, if it
+/// asks the program to end, raised again.
 pub(crate) fn failed(error: &FsError, path: Option<&[u8]>) -> PyErr {
-    os_error(error.errno(), told(error), path)
+    let told = || os_error(error.errno(), told(error), path);
+    let Some(raised) = raised(error) else { return told() };
+    Python::attach(|py| {
+        let raised = raised.clone_ref(py);
+        if !raised.is_instance_of::<PyException>(py) {
+            return raised;
+        }
+        let failed = told();
+        failed.set_cause(py, Some(raised));
+        failed
+    })
+}
+
+/// What Python raised in the middle.
+fn raised(error: &FsError) -> Option<&PyErr> {
+    let mut cause: Option<&(dyn StdError + 'static)> = Some(error);
+    while let Some(error) = cause {
+        let inside = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        if let Some(raised) = inside.and_then(|inside| inside.downcast_ref()) {
+            return Some(raised);
+        }
+        cause = error.source();
+    }
+    None
 }
 
 /// An error about an argument or an object, with an errno of its own.

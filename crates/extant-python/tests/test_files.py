@@ -316,6 +316,25 @@ def test_what_open_files_hold_back_is_stored_when_the_mount_ends(image):
     assert contents(image) == {"text": b"text", "binary": b"binary", "raw": b"raw"}
 
 
+def test_an_interrupt_while_the_mount_ends_loses_nothing_of_other_files(image, monkeypatch):
+    write = extant.RawFile.write
+
+    def interrupted(self, buffer):
+        if self.name == "/interrupted":
+            raise KeyboardInterrupt
+        return write(self, buffer)
+
+    fs = extant.open(image, "r+")
+    files = [fs.open(name, "wb") for name in ["/one", "/interrupted", "/other"]]
+    for file in files:
+        file.write(b"kept")
+    monkeypatch.setattr(extant.RawFile, "write", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fs.close()
+    assert fs.closed
+    assert contents(image) == {"one": b"kept", "interrupted": b"", "other": b"kept"}
+
+
 def test_a_mount_lasts_as_long_as_its_open_files(image):
     file = extant.open(image, "r+").open("/file", "wb")
     gc.collect()
@@ -441,6 +460,28 @@ def test_an_image_in_a_file_object_is_read(image):
 
     with pytest.raises(OSError, match="network is down"):
         extant.open(Broken(bytes(MIB)))
+
+    class Refusing(io.BytesIO):
+        refusal = None
+
+        def read(self, size=-1):
+            if self.refusal is not None:
+                raise self.refusal
+            return super().read(size)
+
+    file = Refusing(image.read_bytes())
+    with extant.open(file) as fs:
+        file.refusal = TimeoutError(errno.ETIMEDOUT, "the server is slow")
+        with pytest.raises(OSError, match="server is slow") as failed:
+            fs.read_bytes("/data")
+        assert failed.value.__cause__ is file.refusal
+        for file.refusal in [KeyboardInterrupt(), SystemExit(3)]:
+            # No program takes these for a fault of the image.
+            with pytest.raises(type(file.refusal)) as ended:
+                fs.read_bytes("/data")
+            assert ended.value is file.refusal
+        file.refusal = None
+        assert fs.read_bytes("/data") == b"d" * 3 * MIB
 
     class Liar(io.BytesIO):
         def read(self, size=-1):

@@ -1,6 +1,7 @@
 """fsspec's own suites of what every implementation must do, and what is ext4's."""
 
 import io
+import shutil
 
 import fsspec
 import fsspec.tests.abstract as abstract
@@ -91,6 +92,31 @@ def test_listings_and_searches(image):
         fs.info("/none")
     with pytest.raises(OSError):
         fs.pipe("/etc/fstab", b"")
+    fs.close()
+
+
+def test_a_copy_onto_itself_loses_nothing(image):
+    fs = fsspec.filesystem("ext4", fo=image, mode="r+")
+    fs.link("/etc/fstab", "/etc/hard")
+    for other in ["/etc/fstab", "ext4://etc/fstab", "/etc/link", "/etc/hard"]:
+        with pytest.raises(shutil.SameFileError):
+            fs.copy("/etc/fstab", other)
+        assert fs.cat("/etc/fstab") == b"proc /proc proc\n"
+    fs.mv("/etc/fstab", "/etc/fstab")
+    assert fs.cat("/etc/hard") == b"proc /proc proc\n"
+    fs.close()
+
+
+def test_names_with_two_colons_are_names(image):
+    fs = fsspec.filesystem("ext4", fo=image, mode="r+")
+    fs.pipe("/etc/fstab::old", b"old")
+    fs.mkdir("/etc/deep::er")
+    assert {"/etc/fstab", "/etc/fstab::old", "/etc/deep::er"} < set(fs.ls("/etc", detail=False))
+    assert fs.cat("/etc/fstab") == b"proc /proc proc\n" and fs.cat("/etc/fstab::old") == b"old"
+    fs.rm("/etc/fstab::old")
+    fs.rm("/etc/deep::er", recursive=True)
+    assert sorted(fs.ls("/etc", detail=False)) == ["/etc/deep", "/etc/fstab", "/etc/link"]
+    assert fs.cat(f"ext4://etc/fstab::{image}") == b"proc /proc proc\n"
     fs.close()
 
 

@@ -84,7 +84,7 @@ class Opened:
             self._files.add(file)
 
     def close(self):
-        """Closes them; returns the first error."""
+        """Closes them, whatever becomes of one; returns the first error."""
         with self._lock:
             files = list(self._files)
         failed = None
@@ -94,22 +94,26 @@ class Opened:
                 try:
                     if isinstance(file, kind) and not file.closed:
                         file.close()
-                except OSError as error:
-                    failed = failed or error
                 except ValueError:
                     # Somebody detached it from what is below it, which is closed itself.
                     pass
+                except BaseException as error:
+                    # Also ^C: what others hold back is stored all the same.
+                    failed = failed or error
         return failed
 
 
 def _end(native, opened):
     """Ends a mount."""
     failed = None
-    if native.is_ours():
-        # Or what is stored now would wait for ever.
-        native.thaw()
-        failed = opened.close()
-    native.unmount()
+    try:
+        if native.is_ours():
+            # Or what is stored now would wait for ever.
+            native.thaw()
+            failed = opened.close()
+    finally:
+        # Nobody could do it later.
+        native.unmount()
     if failed is not None:
         raise failed
 

@@ -67,7 +67,10 @@ class Ext4FileSystem(AbstractFileSystem):
     def _strip_protocol(cls, path):
         if isinstance(path, list):
             return [cls._strip_protocol(one) for one in path]
-        path = os.fspath(path).removeprefix("ext4://").split("::")[0]
+        path = os.fspath(path)
+        if path.startswith("ext4://"):
+            # What follows in a chained URL is the image. Names may have two colons as well.
+            path = path.removeprefix("ext4://").split("::")[0]
         return "/" + path.strip("/")
 
     def unstrip_protocol(self, name):
@@ -173,6 +176,9 @@ class Ext4FileSystem(AbstractFileSystem):
         if self.fs.isdir(source):
             self.fs.makedirs(target, exist_ok=True)
             return
+        if self.fs.exists(target) and self.fs.stat(source).st_ino == self.fs.stat(target).st_ino:
+            # To be opened for writing, it would be emptied first.
+            raise shutil.SameFileError(f"{source!r} and {target!r} are the same file")
         with self.fs.open(source, "rb") as one, self.fs.open(target, "wb") as other:
             shutil.copyfileobj(one, other, 1 << 20)
 
