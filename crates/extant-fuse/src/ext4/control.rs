@@ -354,13 +354,15 @@ impl Ext4<'_> {
         if !self.current.is_writable() {
             return Err(Errno::EROFS);
         }
-        if how == Shutdown::Sync {
-            // The shutdown proceeds all the same.
-            let _ = self.hand_over();
+        if how != Shutdown::Sync {
+            // The requested kind of shutdown decides which changes are lost.
+            let _ = self.fs().shutdown(how);
+            return Ok(());
         }
-        // The requested kind of shutdown decides which changes are lost.
-        let _ = self.fs().shutdown(how);
-        Ok(())
+        // The shutdown proceeds all the same.
+        let handed_over = self.hand_over();
+        self.reply(self.fs().shutdown(how))?;
+        handed_over
     }
 
     /// An order to the server.

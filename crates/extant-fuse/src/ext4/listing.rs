@@ -3,6 +3,10 @@
 //! All intact entries are listed, wherever the damage is; the error comes at the end. The kernel
 //! asks for pieces without an open handle, so damage may be met for one caller and the end
 //! requested by another: the damaged directories are remembered for all.
+//!
+//! A device that fails may work a moment later, and then nothing tells at the end that something is
+//! missing. So its failures are not passed over: an answer ends before one, and the next begins there
+//! and asks the device again; if that fails too, it is the answer.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -82,6 +86,13 @@ impl Ext4<'_> {
         for entry in entries {
             let entry = match entry {
                 Ok(entry) => entry,
+                Err(error @ FsError::Device(_)) => {
+                    if listed == 0 {
+                        return Err(self.errno(&error));
+                    }
+                    is_end = false;
+                    break;
+                }
                 // The intact entries are listed too.
                 Err(error) => {
                     let errno = self.errno(&error);

@@ -5,12 +5,15 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::common;
 use common::{Heard, obstacle, with_mount};
 use extant::{Fs, MountOptions};
-use extant_block::{BlockDevice, MemoryDevice};
+use extant_block::{
+    BlockDevice, DeviceError, DeviceFault, MemoryDevice, Operation, OperationKind, Pending,
+    SharedDevice, run_in_place,
+};
 use extant_fuse::Settings;
 use extant_testkit::oracle::{LoopMount, debugfs, mke2fs};
 use extant_testkit::{require, skip};
@@ -238,5 +241,96 @@ fn listings_of_damaged_directories_end_in_the_error_after_all_that_can_be_listed
     match common::over_rings() {
         Ok(settings) => damaged_directories(&settings, &["-O", "metadata_csum"], source.path()),
         Err(obstacle) => println!("not over rings: {obstacle}"),
+    }
+}
+
+/// A device that fails so many reads of one place.
+struct Failing {
+    inner: MemoryDevice,
+    place: u64,
+    failures: AtomicU64,
+}
+
+impl BlockDevice for Failing {
+    fn submit(&self, batch: Vec<Operation>) -> Pending {
+        run_in_place(self, batch)
+    }
+    fn size_bytes(&self) -> u64 {
+        self.inner.size_bytes()
+    }
+    fn is_read_only(&self) -> bool {
+        false
+    }
+    fn describe(&self) -> Arc<str> {
+        "failing".into()
+    }
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        let (kind, len) = (OperationKind::Read, out.len() as u64);
+        let less = |left: u64| left.checked_sub(1);
+        if (offset..offset + len).contains(&self.place)
+            && self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less).is_ok()
+        {
+            let fault = DeviceFault::Io(std::io::Error::from_raw_os_error(5));
+            return Err(DeviceError::new(self.describe(), kind, offset, len, fault));
+        }
+        self.inner.read_at(offset, out)
+    }
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.inner.write_at(offset, bytes)
+    }
+    fn flush(&self) -> Result<(), DeviceError> {
+        self.inner.flush()
+    }
+    fn discard(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        self.inner.discard(offset, len)
+    }
+    fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), DeviceError> {
+        self.inner.write_zeroes(offset, len)
+    }
+}
+
+#[test]
+fn a_listing_of_which_a_block_could_not_be_read_for_a_moment_is_whole_or_an_error() {
+    if let Some(obstacle) = obstacle() {
+        skip!("{obstacle}");
+    }
+    let dir = extant_testkit::tempdir().unwrap();
+    let (image, at) = (dir.path().join("image"), dir.path().join("mount"));
+    let source = dir.path().join("source");
+    fs::create_dir(&at).unwrap();
+    fs::create_dir_all(source.join("d")).unwrap();
+    for index in 0..600 {
+        fs::write(source.join(format!("d/a name that takes some room {index:04}")), "").unwrap();
+    }
+    let options = ["-t", "ext4", "-b", "1024", "-d", source.to_str().unwrap()];
+    require!(mke2fs(&image, "16M", &options));
+    let blocks = require!(debugfs(&image, false, "blocks /d"));
+    let blocks: Vec<u64> = blocks.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let whole = extant_testkit::image::load(&image);
+    for (read_only, index) in [false, true].into_iter().flat_map(|ro| [0, 7, 20].map(|i| (ro, i))) {
+        for failures in [1, 2, u64::MAX] {
+            let what = format!("block {index}, {failures} times, read-only: {read_only}");
+            let place = blocks[index] * 1024;
+            let failures = AtomicU64::new(failures);
+            let device = Arc::new(Failing { inner: whole.snapshot(), place, failures });
+            let shared = Arc::clone(&device) as SharedDevice;
+            let fs = MountOptions::new().read_only(read_only).open_shared(shared).unwrap();
+            let (served, ()) = with_mount(fs, &at, &Settings::default(), &Heard::new(), |at| {
+                // Each time an error, for as long as there is one.
+                for _ in 0..4 {
+                    let works = device.failures.load(Ordering::SeqCst) == 0;
+                    let (names, error) = listing(&mut opened(&at.join("d")));
+                    assert!(
+                        error == Some(5) || names.len() == 600,
+                        "{what}: {} names",
+                        names.len()
+                    );
+                    assert!(!works || error.is_none(), "{what}: {error:?}");
+                }
+                device.failures.store(0, Ordering::SeqCst);
+                assert_eq!(fs::read_dir(at.join("d")).unwrap().count(), 600, "{what}");
+            });
+            served.unwrap();
+        }
     }
 }

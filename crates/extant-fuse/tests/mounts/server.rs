@@ -13,7 +13,7 @@ use std::time::Duration;
 use crate::common;
 use common::{Heard, obstacle, with_mount};
 use extant::{FileBlock, MappingKind, MountErrors, MountOptions};
-use extant_block::{BlockDevice, MemoryDevice, SharedDevice};
+use extant_block::{BlockDevice, FaultDevice, FaultPlan, MemoryDevice, SharedDevice};
 use extant_fuse::{Durable, RingUse, Settings, mount};
 use extant_sync::{Clock, SystemClock, threads};
 use extant_testkit::oracle::{e2fsck, mke2fs};
@@ -49,6 +49,7 @@ macro_rules! over_each_transport {
 over_each_transport! {
     what_is_frozen_changes_nothing_and_can_be_thawed_whoever_waits,
     a_shutdown_keeps_what_its_mode_says,
+    a_shutdown_that_could_not_store_everything_says_so,
     orders_are_for_root_and_who_runs_the_server_and_must_be_known,
     data_that_the_kernel_holds_back_is_found_by_seeking,
     files_without_a_name_ranges_and_copies,
@@ -173,6 +174,23 @@ fn a_shutdown_keeps_what_its_mode_says(settings: &Settings) {
         assert!(!left.exists("/later").unwrap());
         check(dir.path(), &device);
     }
+}
+
+fn a_shutdown_that_could_not_store_everything_says_so(settings: &Settings) {
+    let (dir, device) = require!(image(&[]));
+    let plan = FaultPlan { write_one_in: 1, ..FaultPlan::default() };
+    let faulty = Arc::new(FaultDevice::new(device, plan));
+    faulty.set_enabled(false);
+    let shared = Arc::clone(&faulty) as SharedDevice;
+    let fs = MountOptions::new().read_only(false).open_shared(shared).unwrap();
+    let at = dir.path().join("mount");
+    let (_served, ()) = with_mount(fs, &at, settings, &Heard::new(), |at| {
+        fs::write(at.join("file"), "not stored").unwrap();
+        faulty.set_enabled(true);
+        order(at, "shutdown=default").expect_err("the file was not stored");
+        assert_eq!(fs::create_dir(at.join("later")).unwrap_err().raw_os_error(), Some(5));
+    });
+    assert!(faulty.failed() > 0);
 }
 
 fn orders_are_for_root_and_who_runs_the_server_and_must_be_known(settings: &Settings) {
