@@ -320,6 +320,13 @@ impl Remote {
         if differ(&known.tag, &now.tag) || differ(&known.modified, &now.modified) {
             return Err(self.changed("its tag or its time is another".to_owned()));
         }
+        // Another server behind the same address may have another file of this length.
+        let is_marked = known.tag.is_some() || known.modified.is_some();
+        let told =
+            |before: &Option<String>, now: &Option<String>| before.is_some() && now.is_some();
+        if is_marked && !told(&known.tag, &now.tag) && !told(&known.modified, &now.modified) {
+            return Err(self.changed("neither its tag nor its time is told any more".to_owned()));
+        }
         Ok(())
     }
 }

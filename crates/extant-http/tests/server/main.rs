@@ -40,6 +40,8 @@ enum Wrong {
     OtherTag,
     OtherLength,
     OtherTime,
+    /// Neither tag nor time.
+    NoMarks,
     Garbage,
     RedirectTo(&'static str),
     /// The length of the file that the answer states; all other bytes are as in the file.
@@ -167,6 +169,7 @@ impl Site {
         self.wait_for_others();
         let tag = match wrong {
             Some(Wrong::OtherTag) => Some("\"two\""),
+            Some(Wrong::NoMarks) => None,
             _ => self.tag,
         };
         if matched.is_some() && wrong != Some(Wrong::OtherTag) && matched.as_deref() != self.tag {
@@ -179,7 +182,9 @@ impl Site {
             head += &format!("ETag: {tag}\r\n");
         }
         let day = if wrong == Some(Wrong::OtherTime) { "Tue" } else { "Mon" };
-        head += &format!("Last-Modified: {day}, 01 Jan 2024 00:00:00 GMT\r\n");
+        if wrong != Some(Wrong::NoMarks) {
+            head += &format!("Last-Modified: {day}, 01 Jan 2024 00:00:00 GMT\r\n");
+        }
         if wrong == Some(Wrong::Whole) {
             head += &format!("Content-Length: {}\r\n", self.body.len());
             write!(out, "HTTP/1.1 200 OK\r\n{head}Connection: close\r\n\r\n")?;
@@ -528,6 +533,7 @@ fn another_version_is_an_error_and_never_mixed_with_the_first() {
             Wrong::OtherTag,
             Wrong::OtherLength,
             Wrong::OtherTime,
+            Wrong::NoMarks,
             Wrong::Status(412),
             Wrong::Status(416),
         ] {
