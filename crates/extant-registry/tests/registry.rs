@@ -254,6 +254,17 @@ fn is_layer(request: &Request) -> bool {
     request.path.contains(&Digest::sha256(&bytes(3_000_000, 1)).to_string())
 }
 
+fn is_config(request: &Request) -> bool {
+    let layers = [bytes(3_000_000, 1), bytes(1000, 2)].map(|l| Digest::sha256(&l).to_string());
+    request.path.contains("/blobs/") && !layers.iter().any(|digest| request.path.contains(digest))
+}
+
+/// A document of the same length with another last byte.
+fn changed(mut document: Vec<u8>) -> Vec<u8> {
+    *document.last_mut().unwrap() = b' ';
+    document
+}
+
 fn auth_file(dir: &Path, host: &str, json: &str) -> Settings {
     let file = dir.join("auth.json");
     std::fs::write(&file, json.replace("HOST", host)).unwrap();
@@ -430,6 +441,19 @@ fn lies_are_refused_by_name_and_nothing_is_kept_of_them() {
             let mut lie = site.honest(request);
             lie.headers = vec![("Docker-Content-Digest", Digest::sha256(b"").to_string())];
             only(manifest(request), lie)
+        }),
+        // The configuration, and the manifest by its digest: others of the same length, and of another.
+        (Kind::Damaged, &["digest of \"blobs/", "the image says"], &|request, _| {
+            only(is_config(request), answer(200, changed(site.honest(request).body)))
+        }),
+        (Kind::Damaged, &["bytes, and the image says"], &|request, _| {
+            only(is_config(request), answer(200, "{}"))
+        }),
+        (Kind::Damaged, &["digest of \"blobs/", "the image says"], &|request, _| {
+            only(
+                manifest(request) && request.path.contains("sha256:"),
+                answer(200, changed(site.honest(request).body)),
+            )
         }),
         // Layers: another one, a longer, a shorter, an endless one, one without a length.
         (Kind::Damaged, &["its digest is"], &|request, _| {
