@@ -33,6 +33,8 @@ enum Wrong {
     Whole,
     /// Another range than was asked for.
     OtherRange,
+    /// As many bytes as were asked for, from another place.
+    OtherPlace,
     /// A body without an end.
     Endless,
     Compressed,
@@ -165,6 +167,8 @@ impl Site {
             );
         }
         self.asked.lock().push((from, to));
+        let moved = usize::from(wrong == Some(Wrong::OtherPlace));
+        let (from, to) = (from + moved, to + moved);
         self.matched.lock().push(matched.clone());
         self.wait_for_others();
         let tag = match wrong {
@@ -507,6 +511,7 @@ fn what_will_not_pass_is_told_at_once() {
         (Wrong::Compressed, "compresses"),
         (Wrong::NoRange, "no Content-Range"),
         (Wrong::OtherRange, "asked for 0..65536"),
+        (Wrong::OtherPlace, "bytes 1..65537, asked for 0..65536"),
     ];
     site.serve(|url| {
         for (wrong, what) in cases {
