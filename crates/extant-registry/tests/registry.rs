@@ -398,6 +398,31 @@ fn users_log_in_and_secrets_stay_with_their_registry() {
             assert_eq!(tokens, 2);
         },
     );
+    // Who is redirected to does not get the password either by asking for it.
+    for challenge in ["Bearer realm=\"http://HOST/token\"", "Basic realm=\"x\""] {
+        other.serve(
+            &|request, _| {
+                assert_eq!(request.header("authorization"), None, "{}", request.path);
+                let challenge = challenge.replace("HOST", request.header("host").unwrap());
+                Some(match request.path.starts_with("/token") {
+                    true => answer(200, "{\"token\":\"t\"}"),
+                    false => answer(401, "").with("WWW-Authenticate", challenge),
+                })
+            },
+            |elsewhere| {
+                let rule = |request: &Request, before: usize| {
+                    let there = format!("http://{elsewhere}{}", request.path);
+                    let moved = is_layer(request).then(|| answer(307, "").with("Location", there));
+                    basic(request, before).or(moved)
+                };
+                site.serve(&rule, |host| {
+                    let settings = auth_file(dir.path(), host, json);
+                    let error = chain(&pull(host, &settings).unwrap_err());
+                    assert!(error.contains("wants a user of its own"), "{error}");
+                });
+            },
+        );
+    }
     // A program that has the password, and is not there.
     site.serve(&basic, |host| {
         for json in [r#"{"credsStore":"none-such"}"#, r#"{"credHelpers":{"HOST":"none-such"}}"#] {
