@@ -239,13 +239,13 @@ static ssize_t run(struct request *request)
     struct image *image = request->image;
     char word[32];
     long long value;
-    uint64_t size = size_of(image);
-    if (size > image->bytes)
-        size = image->bytes;
     while (control(image, "stall", NULL))
         usleep(2000);
     if (control(image, "delay", &value))
         usleep(value * 1000);
+    uint64_t size = size_of(image);
+    if (size > image->bytes)
+        size = image->bytes;
     snprintf(word, sizeof word, "fail_%s", names[request->what]);
     if (control(image, word, &value))
         return -value;
