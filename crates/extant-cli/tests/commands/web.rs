@@ -47,6 +47,12 @@ impl Web<'_> {
         let name = first.split(' ').nth(1).unwrap_or("/");
         let name = name.split('?').next().unwrap().trim_start_matches('/');
         let close = "Connection: close\r\n\r\n";
+        if let Ok(place) = std::fs::read_to_string(self.dir.join(format!("{name}.moved"))) {
+            return write!(
+                out,
+                "HTTP/1.1 302 Found\r\nLocation: {place}\r\nContent-Length: 0\r\n{close}"
+            );
+        }
         let Ok(file) = File::open(self.dir.join(name)) else {
             return write!(out, "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n{close}");
         };
@@ -331,6 +337,14 @@ fn https_servers_are_believed_when_their_certificate_is_and_named_when_not() {
         assert!(!place.path("app.img").exists());
         run("right.pem", &build).succeeds();
         assert_eq!(place.run(&["cat", "app.img:/hello"]).succeeds().out(), "hello\n");
+        // What was asked for over https does not come without, not even from this host.
+        std::fs::remove_file(place.path("app.img")).unwrap();
+        with_web(place.0.path(), |_, plain| {
+            let there = format!("{plain}/v2/app/blobs/{diff}");
+            std::fs::write(root.join("blobs").join(format!("{diff}.moved")), there).unwrap();
+            run("right.pem", &build).complains(&["not encrypted", plain]);
+        });
+        assert!(!place.path("app.img").exists());
     });
 }
 
