@@ -164,10 +164,18 @@ fn long_operations_are_cut_and_put_together() {
     let requests = cluster.requests();
     assert_eq!(requests.len(), 6);
     assert!(requests.iter().all(|(_, _, len, _)| *len <= 16 << 20));
-    // One that fails in a part fails as a whole, and says of which bytes.
-    cluster.tell("size=30000000");
-    let error = device.read_at(1 << 20, &mut back).unwrap_err();
-    contains(&error, &["41943040 bytes at byte 1048576", "ends at byte 30000000"]);
+    // One that fails in a part fails as a whole, also if its other parts succeed later.
+    let offset = 1 << 20;
+    for operation in [
+        Operation::Read { offset, buffer: AlignedBuffer::zeroed(bytes.len()) },
+        Operation::Write { offset, buffer: AlignedBuffer::copy_of(&bytes), fua: false },
+    ] {
+        cluster.tell("stall=1");
+        let pending = device.submit(vec![operation]);
+        cluster.tell("size=30000000 late_before=2000000");
+        let error = pending.wait_all().unwrap_err();
+        contains(&error, &["ends at byte 30000000"]);
+    }
 }
 
 #[test]

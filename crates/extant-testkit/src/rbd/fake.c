@@ -243,6 +243,8 @@ static ssize_t run(struct request *request)
         usleep(2000);
     if (control(image, "delay", &value))
         usleep(value * 1000);
+    if (control(image, "late_before", &value) && request->offset < (uint64_t)value)
+        usleep(300000);
     uint64_t size = size_of(image);
     if (size > image->bytes)
         size = image->bytes;
