@@ -538,3 +538,23 @@ fn a_file_that_is_extended_grows_and_keeps_what_it_has() {
     assert_eq!((memory.extend(0).unwrap(), memory.extend(9000).unwrap()), (4096, 9000));
     memory.write_at(8999, &[1]).unwrap();
 }
+
+#[test]
+fn what_is_durable_through_a_window_is_durable_below() {
+    let device = Arc::new(RecordingDevice::new(8192));
+    let window = WindowDevice::new(Arc::clone(&device), 4096, 4096).unwrap();
+    window.write_at(0, &[1; 512]).unwrap();
+    window.write_fua_at(512, &[2; 512]).unwrap();
+    let write =
+        Operation::Write { offset: 1024, buffer: AlignedBuffer::copy_of(&[3; 512]), fua: true };
+    window.submit(vec![write]).wait_all().unwrap();
+    let kept = || {
+        let image = device.image_at(device.len(), |_, _| Survival::Lost);
+        let mut found = [0; 1536];
+        image.read_at(4096, &mut found).unwrap();
+        [found[0], found[512], found[1024]]
+    };
+    assert_eq!(kept(), [0, 2, 3]);
+    window.flush().unwrap();
+    assert_eq!(kept(), [1, 2, 3]);
+}
