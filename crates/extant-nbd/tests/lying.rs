@@ -51,6 +51,35 @@ fn true_bytes(asked: &Asked) -> Vec<u8> {
 /// What is said in place of an answer.
 type Lie = fn(&Asked) -> Vec<u8>;
 
+/// Errors as they may be said: with a number, after some of the bytes, all of them, or before them.
+fn refusals() -> Vec<(&'static str, Lie)> {
+    fn error(flags: u16, cookie: u64) -> Vec<u8> {
+        part(flags, ERROR, cookie, 6, &[0, 0, 0, 5, 0, 0])
+    }
+    vec![
+        ("an error alone", |a| error(DONE, a.cookie)),
+        ("half of the data, then an error", |a| {
+            let half = data(0, a.cookie, a.offset, &true_bytes(a)[..256]);
+            [half, error(DONE, a.cookie)].concat()
+        }),
+        ("all of the data, then an error", |a| {
+            [data(0, a.cookie, a.offset, &true_bytes(a)), error(DONE, a.cookie)].concat()
+        }),
+        ("an error, then all of the data", |a| {
+            [error(0, a.cookie), data(DONE, a.cookie, a.offset, &true_bytes(a))].concat()
+        }),
+        ("an error in one piece", |a| simple(5, a.cookie, &[])),
+    ]
+}
+
+/// What a server does when it has said something.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Then {
+    Ends,
+    SaysItAgain,
+    GoesOn,
+}
+
 /// Parts that are said again and again, and bring nothing.
 fn endless() -> Vec<(&'static str, Lie)> {
     vec![
@@ -108,7 +137,7 @@ fn babble(stream: &mut UnixStream, part: &[u8]) -> std::io::Result<()> {
 /// Agrees on an export that is read, and answers with `lie`, or with the truth.
 fn talk(
     mut stream: UnixStream,
-    (lie, is_endless): (Lie, bool),
+    (lie, then): (Lie, Then),
     is_true: &AtomicBool,
 ) -> std::io::Result<()> {
     stream.write_all(b"NBDMAGICIHAVEOPT\x00\x03")?;
@@ -149,8 +178,10 @@ fn talk(
         match is_true.load(Ordering::Acquire) {
             false => {
                 stream.write_all(&lie(&asked))?;
-                if is_endless {
-                    return babble(&mut stream, &lie(&asked));
+                match then {
+                    Then::SaysItAgain => return babble(&mut stream, &lie(&asked)),
+                    Then::GoesOn => continue,
+                    Then::Ends => {}
                 }
                 // Whoever waits for the rest does not get it.
                 return stream.shutdown(std::net::Shutdown::Write);
@@ -162,8 +193,9 @@ fn talk(
 
 #[test]
 fn answers_that_cannot_be_are_errors_in_bounded_time_and_leave_nothing() {
-    let quiet = lies().into_iter().map(|(what, lie)| (what, (lie, false)));
-    for (what, lie) in quiet.chain(endless().into_iter().map(|(what, lie)| (what, (lie, true)))) {
+    let all = [(lies(), Then::Ends), (endless(), Then::SaysItAgain), (refusals(), Then::GoesOn)];
+    let all = all.into_iter().flat_map(|(list, then)| list.into_iter().map(move |lie| (lie, then)));
+    for ((what, lie), then) in all {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("s");
         let listener = UnixListener::bind(&socket).unwrap();
@@ -179,7 +211,7 @@ fn answers_that_cannot_be_are_errors_in_bounded_time_and_leave_nothing() {
                     let stream = stream.unwrap();
                     stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
                     // A client that hangs up on a liar is right.
-                    let _ = talk(stream, lie, &is_true);
+                    let _ = talk(stream, (lie, then), &is_true);
                 }
             };
             scope.spawn("liar", accept).unwrap();
@@ -197,7 +229,11 @@ fn answers_that_cannot_be_are_errors_in_bounded_time_and_leave_nothing() {
                 assert!(std::error::Error::source(&error).is_some(), "{what}: {error}");
                 // It is asked again over a new connection, and no more often than was said.
                 let asked = connections.load(Ordering::Acquire);
-                assert!((2..=6).contains(&asked), "{what}: {asked} connections");
+                match then {
+                    // It is an answer.
+                    Then::GoesOn => assert_eq!(asked, 1, "{what}: connections"),
+                    _ => assert!((2..=6).contains(&asked), "{what}: {asked} connections"),
+                }
                 is_true.store(true, Ordering::Release);
                 let wanted = true_bytes(&Asked { cookie: 0, offset: 4096, len: 512 });
                 // A device that was lost is tried once in a second.
