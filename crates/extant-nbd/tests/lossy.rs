@@ -10,7 +10,7 @@ use std::time::Duration;
 use extant_base::Prng;
 use extant_block::{
     AlignedBuffer, BlockDevice, FaultDevice, FaultPlan, MemoryDevice, Operation, OperationKind,
-    QueueOptions, ReadRun, SharedDevice, Wait, WriteRun,
+    QueueOptions, ReadRun, RecordingDevice, SharedDevice, Survival, Wait, WriteRun,
 };
 use extant_nbd::{Address, Listening, NbdDevice, NbdError, Settings, UNFLUSHED_MAX, serve};
 use extant_sync::{Clock, SystemClock, threads};
@@ -386,6 +386,34 @@ fn a_server_whose_flush_failed_says_so_to_everybody_until_it_is_started_again() 
     });
     let error = in_full(&served.unwrap().unwrap_err());
     assert!(error.contains("a flush failed"), "{error}");
+}
+
+#[test]
+fn what_clients_of_our_server_wrote_is_durable_when_it_ends() {
+    let recording = Arc::new(RecordingDevice::new(SIZE));
+    let kept = || {
+        let image = recording.image_at(recording.len(), |_, _| Survival::Lost);
+        let bytes = contents(&image);
+        [bytes[0], bytes[512]]
+    };
+    let device = Arc::clone(&recording) as SharedDevice;
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("s");
+    let listening = Listening::Unix(UnixListener::bind(&socket).unwrap());
+    let end = AtomicBool::new(false);
+    let before = threads::scope(|scope| {
+        let server = scope.spawn("server", || serve(&device, "disk", &listening, &end)).unwrap();
+        let address = format!("nbd+unix:///disk?socket={}", socket.display());
+        let client = NbdDevice::open(&Address::parse(&address).unwrap(), false, patient()).unwrap();
+        client.write_at(0, &[1; 512]).unwrap();
+        client.write_fua_at(512, &[2; 512]).unwrap();
+        let before = kept();
+        drop(client);
+        end.store(true, Ordering::Release);
+        server.join().unwrap().unwrap();
+        before
+    });
+    assert_eq!((before.unwrap(), kept()), ([0, 2], [1, 2]));
 }
 
 #[test]
