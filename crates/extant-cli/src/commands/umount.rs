@@ -82,6 +82,13 @@ pub(crate) fn take_down(dir: &Path, lazy: bool, timeout: Option<Duration>) -> Re
                 complain(&format!("{name} was frozen: thawing it"));
                 let _ = asked::order(point, "thaw");
             }
+            if info.get("image_removed").and_then(Value::as_bool) == Some(true) {
+                let image = escape(entry.source.as_encoded_bytes());
+                complain(&format!(
+                    "{name}: note: {image} was removed or replaced while it was mounted: what was written is in a file \
+                     without a name, and gone when the mount ends"
+                ));
+            }
             // Where it was stopped on request there is nothing to store.
             let is_shut_down = info.get("shut_down").and_then(Value::as_bool) == Some(true);
             let stored = match lazy || is_shut_down {

@@ -90,7 +90,7 @@ pub(crate) fn text(stats: &Value, before: Option<(&Value, Duration)>, info: &Val
     // Writing to a string does not fail.
     if seconds.is_none() {
         let device = info.get("device").and_then(Value::as_str).unwrap_or("?");
-        let state = ["read_only", "frozen", "shut_down"]
+        let state = ["read_only", "frozen", "shut_down", "image_removed"]
             .iter()
             .filter(|key| info.get(**key).and_then(Value::as_bool).unwrap_or(false))
             .map(|key| format!(", {}", key.replace('_', " ")))
@@ -292,7 +292,7 @@ pub(crate) fn prometheus(stats: &Value, info: &Value, mount: &str) -> String {
     let version = label(info.get("version").and_then(Value::as_str).unwrap_or(""));
     let labels = format!("{{{mount},device=\"{device}\",version=\"{version}\"}}");
     family("mount_info", "gauge", "What is mounted.", vec![(labels, "1".into())]);
-    for key in ["read_only", "frozen", "shut_down"] {
+    for key in ["read_only", "frozen", "shut_down", "image_removed"] {
         let on = info.get(key).and_then(Value::as_bool).unwrap_or(false);
         family(key, "gauge", "Whether the mount is so.", plain(u64::from(on)));
     }

@@ -179,6 +179,22 @@ fn what_is_mounted_is_not_replaced_also_if_told_to() {
 }
 
 #[test]
+fn who_unmounts_is_told_that_the_image_has_no_name_any_more() {
+    let Some(mounts) = mounts() else { return };
+    mounts.mount(&[]).succeeds();
+    fs::write(mounts.inside("kept"), "kept").unwrap();
+    let said = |ran: support::Ran| ran.succeeds().err();
+    assert_eq!(said(mounts.place.run(&["umount", "m"])), "");
+    mounts.mount(&[]).succeeds();
+    fs::write(mounts.inside("lost"), "lost").unwrap();
+    fs::copy(mounts.path("a.img"), mounts.path("new.img")).unwrap();
+    fs::rename(mounts.path("new.img"), mounts.path("a.img")).unwrap();
+    assert!(mounts.place.run(&["stats", "m"]).succeeds().out().contains(", image removed"));
+    let note = said(mounts.place.run(&["umount", "m"]));
+    assert!(note.contains("a.img was removed or replaced while it was mounted"), "{note}");
+}
+
+#[test]
 fn what_is_write_protected_is_mounted_for_reading() {
     let Some(mounts) = mounts() else { return };
     fs::copy(mounts.path("a.img"), mounts.path("b.img")).unwrap();

@@ -544,6 +544,13 @@ impl Ext4<'_> {
         Ok(answer.to_string().into_bytes())
     }
 
+    /// Returns whether the file that the image is in has no name any more: with the mount, everything in it ends.
+    fn is_image_removed(&self) -> bool {
+        let file = self.fs().device().as_file();
+        let stat = file.and_then(|(file, _)| rustix::fs::fstat(file).ok());
+        stat.is_some_and(|stat| stat.st_nlink == 0)
+    }
+
     fn info(&self) -> Value {
         let engine = self.fs().device().engine();
         json!({
@@ -555,6 +562,7 @@ impl Ext4<'_> {
             "not_writable_because": self.not_writable.lock().clone(),
             "frozen": self.gate.is_frozen(),
             "shut_down": self.fs().is_shut_down(),
+            "image_removed": self.is_image_removed(),
             "stopped_because": self.fs().stopped_because(),
             "refused_writes": self.nodes.all_refused().count,
             "device_engine": engine.engine.to_string(),
