@@ -56,10 +56,16 @@ impl Draft {
         self.changes.write().current.clear();
     }
 
-    /// All stages, and the device below.
-    pub(crate) fn stages(&self) -> Vec<Units> {
+    /// Ends a stage, and returns whether nothing was changed in any.
+    pub(crate) fn is_unchanged(&self) -> bool {
         self.seal();
-        self.changes.read().sealed.clone()
+        self.changes.read().sealed.is_empty()
+    }
+
+    /// Ends a stage, and calls `f` with all of them in order.
+    pub(crate) fn with_stages<T>(&self, f: impl FnOnce(&[Units]) -> T) -> T {
+        self.seal();
+        f(&self.changes.read().sealed)
     }
 
     pub(crate) fn base(&self) -> &SharedDevice {

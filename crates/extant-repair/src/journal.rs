@@ -179,15 +179,17 @@ fn bring_in(draft: &Arc<Draft>) -> Result<(), String> {
         .open_shared(Arc::clone(&above) as SharedDevice)
         .map_err(|error| error.to_string())?;
     fs.unmount().map_err(|error| error.to_string())?;
-    for stage in above.stages() {
-        for (unit, bytes) in stage {
-            draft
-                .write_at(unit.saturating_mul(UNIT as u64), &bytes[..])
-                .map_err(|error| error.to_string())?;
+    above.with_stages(|stages| {
+        for stage in stages {
+            for (unit, bytes) in stage {
+                draft
+                    .write_at(unit.saturating_mul(UNIT as u64), &bytes[..])
+                    .map_err(|error| error.to_string())?;
+            }
+            draft.seal();
         }
-        draft.seal();
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// Makes the journal's superblock anew, with an empty log, where the file has blocks for one; else there is

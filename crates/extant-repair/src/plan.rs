@@ -21,6 +21,9 @@ const WRITE_BYTES_MAX: usize = 1 << 16;
 /// Writes between two flushes.
 pub(crate) type Step = Vec<(u64, Vec<u8>)>;
 
+/// Units by number, in order.
+type Changed<'u> = Vec<(u64, &'u [u8; UNIT])>;
+
 /// The writes of a repair.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Plan {
@@ -33,14 +36,20 @@ impl Plan {
         draft: &Draft,
         pinned: Option<(&Bits, &Superblock)>,
     ) -> Result<Plan, DeviceError> {
+        draft.with_stages(|stages| Plan::of_stages(draft, stages, pinned))
+    }
+
+    fn of_stages(
+        draft: &Draft,
+        stages: &[Units],
+        pinned: Option<(&Bits, &Superblock)>,
+    ) -> Result<Plan, DeviceError> {
         let mut plan = Plan::default();
-        let mut before = Units::new();
-        for stage in draft.stages() {
-            let changed = changed(draft, &before, &stage)?;
-            let mut fresh = Units::new();
-            let mut rest = Units::new();
-            let mut last = Units::new();
-            for (unit, bytes) in changed {
+        for (number, stage) in stages.iter().enumerate() {
+            let mut fresh = Changed::new();
+            let mut rest = Changed::new();
+            let mut last = Changed::new();
+            for (unit, bytes) in changed(draft, &stages[..number], stage)? {
                 let to = if unit == SUPERBLOCK_OFFSET / UNIT as u64 {
                     &mut last
                 } else if pinned.is_some_and(|(bits, sb)| is_fresh(bits, sb, unit)) {
@@ -48,7 +57,7 @@ impl Plan {
                 } else {
                     &mut rest
                 };
-                to.insert(unit, bytes);
+                to.push((unit, bytes));
             }
             let ordered = match sabotage("repair.plan.new-blocks-last") {
                 true => [rest, last, fresh],
@@ -59,7 +68,6 @@ impl Plan {
                     plan.steps.push(writes(&units));
                 }
             }
-            before.extend(stage);
         }
         Ok(plan)
     }
@@ -111,22 +119,28 @@ impl fmt::Debug for Plan {
 }
 
 /// The units of a stage that are not what they were.
-fn changed(draft: &Draft, before: &Units, stage: &Units) -> Result<Units, DeviceError> {
-    let mut changed = Units::new();
+fn changed<'u>(
+    draft: &Draft,
+    before: &[Units],
+    stage: &'u Units,
+) -> Result<Changed<'u>, DeviceError> {
+    let mut changed = Changed::new();
     let size = draft.size_bytes();
+    let mut there = [0; UNIT];
     for (unit, bytes) in stage {
-        let old = match before.get(unit) {
-            Some(old) => old.clone(),
+        let earlier = before.iter().rev().find_map(|stage| stage.get(unit));
+        let old = match earlier {
+            Some(old) => old,
             None => {
                 let offset = unit * UNIT as u64;
-                let mut old = Box::new([0; UNIT]);
-                let there = size.saturating_sub(offset).min(UNIT as u64) as usize;
-                draft.base().read_at(offset, &mut old[..there])?;
-                old
+                there.fill(0);
+                let inside = size.saturating_sub(offset).min(UNIT as u64) as usize;
+                draft.base().read_at(offset, &mut there[..inside])?;
+                &there
             }
         };
-        if old != *bytes {
-            changed.insert(*unit, bytes.clone());
+        if *old != **bytes {
+            changed.push((*unit, bytes));
         }
     }
     Ok(changed)
@@ -140,7 +154,7 @@ fn is_fresh(bits: &Bits, sb: &Superblock, unit: u64) -> bool {
 }
 
 /// Neighbouring units are one write.
-fn writes(units: &Units) -> Step {
+fn writes(units: &Changed<'_>) -> Step {
     let mut list: Step = Vec::new();
     for (unit, bytes) in units {
         let offset = unit * UNIT as u64;

@@ -140,7 +140,7 @@ pub fn repair(
         }
         sb = supers::reread(&draft)?;
     }
-    let is_touched = !draft.stages().is_empty();
+    let is_touched = !draft.is_unchanged();
     let mut is_clean = false;
     if !session.is_stopped {
         is_clean = session.rounds(&mut sb)?;
