@@ -62,10 +62,10 @@ impl Draft {
         self.changes.read().sealed.is_empty()
     }
 
-    /// Ends a stage, and calls `f` with all of them in order.
-    pub(crate) fn with_stages<T>(&self, f: impl FnOnce(&[Units]) -> T) -> T {
+    /// Takes all stages out, in order; the draft shows the device below then.
+    pub(crate) fn take_stages(&self) -> Vec<Units> {
         self.seal();
-        f(&self.changes.read().sealed)
+        std::mem::take(&mut self.changes.write().sealed)
     }
 
     pub(crate) fn base(&self) -> &SharedDevice {

@@ -179,17 +179,15 @@ fn bring_in(draft: &Arc<Draft>) -> Result<(), String> {
         .open_shared(Arc::clone(&above) as SharedDevice)
         .map_err(|error| error.to_string())?;
     fs.unmount().map_err(|error| error.to_string())?;
-    above.with_stages(|stages| {
-        for stage in stages {
-            for (unit, bytes) in stage {
-                draft
-                    .write_at(unit.saturating_mul(UNIT as u64), &bytes[..])
-                    .map_err(|error| error.to_string())?;
-            }
-            draft.seal();
+    for stage in above.take_stages() {
+        for (unit, bytes) in stage {
+            draft
+                .write_at(unit.saturating_mul(UNIT as u64), &bytes[..])
+                .map_err(|error| error.to_string())?;
         }
-        Ok(())
-    })
+        draft.seal();
+    }
+    Ok(())
 }
 
 /// Makes the journal's superblock anew, with an empty log, where the file has blocks for one; else there is

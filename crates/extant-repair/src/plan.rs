@@ -31,20 +31,13 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The changes of `draft`, as steps. `pinned`: clusters that the image used before.
+    /// The changes of `draft`, which are taken out of it, as steps. `pinned`: clusters that the image used before.
     pub(crate) fn of(
         draft: &Draft,
         pinned: Option<(&Bits, &Superblock)>,
     ) -> Result<Plan, DeviceError> {
-        draft.with_stages(|stages| Plan::of_stages(draft, stages, pinned))
-    }
-
-    fn of_stages(
-        draft: &Draft,
-        stages: &[Units],
-        pinned: Option<(&Bits, &Superblock)>,
-    ) -> Result<Plan, DeviceError> {
         let mut plan = Plan::default();
+        let stages = draft.take_stages();
         for (number, stage) in stages.iter().enumerate() {
             let mut fresh = Changed::new();
             let mut rest = Changed::new();

@@ -411,6 +411,29 @@ fn a_journal_that_is_made_anew_has_a_log_beside_its_fast_commits() {
     }
 }
 
+#[test]
+fn fast_commits_that_wait_in_the_log_are_brought_in() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("fast.img");
+    require!(oracle::mke2fs(&path, "64M", &["-text4", "-b4096", "-Ofast_commit"]));
+    let device = std::sync::Arc::new(extant_testkit::image::load(&path));
+    let options = extant::MountOptions::new().read_only(false).background(false);
+    let fs = options.open(std::sync::Arc::clone(&device)).unwrap();
+    fs.write("/file", [1; 5000]).unwrap();
+    fs.sync().unwrap();
+    let file = fs.resolve("/file").unwrap();
+    assert_eq!(file.write_at(&[2; 9000], 5000).unwrap(), 9000);
+    file.sync().unwrap();
+    let cut = device.snapshot();
+    fs.unmount().unwrap();
+    let outcome = repaired(&cut).unwrap();
+    assert!(outcome.is_clean && outcome.fast_commits > 0, "{outcome:?}");
+    assert_eq!(problems(&cut), [""; 0]);
+    assert_eq!(common::e2fsck(&cut, dir.path(), false).unwrap(), "");
+    let fs = extant::MountOptions::new().open(cut).unwrap();
+    assert!(fs.read("/file").unwrap() == [vec![1; 5000], vec![2; 9000]].concat());
+}
+
 /// One bit of the superblock that says something of a journal which is not there: Linux mounts neither, and e2fsck stops.
 #[test]
 fn what_is_said_of_a_journal_that_is_not_there_is_set_right() {
