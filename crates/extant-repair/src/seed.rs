@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use extant_base::{GroupIndex, Ino};
-use extant_block::{BlockDevice, DeviceError};
+use extant_block::BlockDevice;
 use extant_format::checksum::{crc32c, fs_seed_from_uuid};
 use extant_format::features::Feature;
 use extant_format::group::GroupDescriptor;
@@ -65,12 +65,11 @@ fn implied(layout: &InodeLayout, ino: Ino, record: &[u8]) -> Option<u32> {
 
 /// Returns the seed that the inodes of the first groups agree on, if it is another one than that of `sb`, which made none
 /// of their checksums; and how many they are.
-pub(crate) fn other_seed(
-    draft: &Draft,
-    sb: &Superblock,
-) -> Result<Option<(u32, usize)>, DeviceError> {
+///
+/// What cannot be read says nothing.
+pub(crate) fn other_seed(draft: &Draft, sb: &Superblock) -> Option<(u32, usize)> {
     if !sb.features.metadata_csum() || sb.inode_size <= 128 {
-        return Ok(None);
+        return None;
     }
     let (layout, heads) = (InodeLayout::of(sb), Heads::of(sb));
     let (size, desc) = (u64::from(sb.block_size.bytes()), usize::from(sb.desc_size).max(32));
@@ -83,7 +82,9 @@ pub(crate) fn other_seed(
         }
         let mut raw = vec![0; desc];
         let at = table.0.saturating_mul(size) + u64::from(group % per_block) * desc as u64;
-        draft.read_at(at, &mut raw)?;
+        if draft.read_at(at, &mut raw).is_err() {
+            continue;
+        }
         let Ok(descriptor) = GroupDescriptor::decode(&raw) else { continue };
         let range = sb.inode_table_blocks();
         let last = descriptor.inode_table.0.saturating_add(u64::from(range));
@@ -94,7 +95,9 @@ pub(crate) fn other_seed(
             let mut record = vec![0; usize::from(sb.inode_size)];
             let at = descriptor.inode_table.0.saturating_mul(size)
                 + u64::from(number) * record.len() as u64;
-            draft.read_at(at, &mut record)?;
+            if draft.read_at(at, &mut record).is_err() {
+                break;
+            }
             let ino = Ino(group * sb.inodes_per_group + number + 1);
             if let Some(seed) = implied(&layout, ino, &record) {
                 *votes.entry(seed).or_default() += 1;
@@ -102,10 +105,10 @@ pub(crate) fn other_seed(
         }
     }
     if votes.contains_key(&sb.checksum_seed()) {
-        return Ok(None);
+        return None;
     }
     let most = votes.into_iter().max_by_key(|(_, count)| *count);
-    Ok(most.filter(|(_, count)| *count >= AGREE_MIN))
+    most.filter(|(_, count)| *count >= AGREE_MIN)
 }
 
 /// Gives the superblock the seed with which the checksums were made: with the UUID of a backup, if it is made of that, or
