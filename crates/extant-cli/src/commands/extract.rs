@@ -176,11 +176,17 @@ pub(crate) fn run(args: &ExtractArgs) -> Result<Exit> {
         .map_err(|error| Failure::caused(Exit::Internal, "", &error))?;
     bar.end();
     result?;
-    shared.summarise(&escape(args.dest.as_os_str().as_bytes()));
+    let dest = escape(args.dest.as_os_str().as_bytes());
+    shared.summarise(&dest);
     if interrupt::requested() {
         return Err(interrupted(&args.dest));
     }
-    shared.result()?;
+    shared.result().map_err(|full| {
+        full.hint(format!(
+            "make room on the disk that holds {dest}, or give a directory on another, and run it again; --force replaces \
+             what is there already"
+        ))
+    })?;
     if !args.quiet {
         worker.omitted.note();
     }

@@ -152,7 +152,8 @@ fn full_and_read_only_targets() {
     if let Some(_small) = Tmpfs::mount(&at, "size=300k") {
         place.run(&["build", "small/a.img", "--from", "source"]).ends_with(6).hints("room");
         assert_eq!(std::fs::read_dir(&at).unwrap().count(), 0);
-        place.run(&["extract", "b.img", "small/out"]).ends_with(6).complains(&["No space left"]);
+        let extracted = place.run(&["extract", "b.img", "small/out"]).ends_with(6);
+        extracted.complains(&["No space left"]).hints("the disk that holds small/out");
         assert!(!at.join("out/large").exists());
     }
     if let Some(_small) = Tmpfs::mount(&at, "size=2M") {
