@@ -185,7 +185,7 @@ impl Blocks {
     pub fn get(&self, block: u64) -> io::Result<Option<Box<[u8]>>> {
         let Some(slot) = self.slot_of(block) else { return Ok(None) };
         let mut bytes = vec![0; self.block_bytes as usize].into_boxed_slice();
-        self.read_slots(slot, &mut bytes)?;
+        self.read_at(slot * self.block_bytes, &mut bytes)?;
         Ok(Some(bytes))
     }
 
@@ -261,10 +261,6 @@ impl Blocks {
         let take = ((slots.end - slots.start) * self.block_bytes).min(CHUNK_BYTES - within);
         let chunk = self.chunks.get((at / CHUNK_BYTES) as usize);
         chunk.and_then(|chunk| chunk.get(within as usize..(within + take) as usize)).unwrap_or(&[])
-    }
-
-    fn read_slots(&self, slot: u64, out: &mut [u8]) -> io::Result<()> {
-        self.read_at(slot * self.block_bytes, out)
     }
 
     /// Reads from the bytes of all slots.

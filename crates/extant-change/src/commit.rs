@@ -336,8 +336,7 @@ impl Committer {
             self.device.flush()?;
             return self.unmark(new);
         };
-        self.recover_flag(&self.stored, true)?;
-        // The copy in the log says so as well.
+        // The copy in the log says that it must be replayed, as the one on the device does from here on.
         let mut sb = new.clone();
         sb.features.insert(Feature::RECOVER);
         let size = self.stored.block_size.len();
@@ -346,14 +345,20 @@ impl Committer {
         self.device.read_at(home * size as u64, &mut whole)?;
         whole[at % size..at % size + 1024].copy_from_slice(&sb.encode());
         changed.insert(home, &whole)?;
-        let count = u32::try_from(changed.len()).unwrap_or(u32::MAX);
-        let mut handle = journal.start(count).map_err(journal_error)?;
+        // All of them are at hand before the first is claimed: half of a transaction must not be committed.
+        let mut blocks = Vec::new();
         changed.each(size, |number, bytes| {
             let image: BlockImage = Arc::new(Bytes(bytes.into()));
             let claimed = AtomicU32::new(0);
-            let block = Arc::new(Changed { number: FsBlock(number), image, claimed });
-            handle.claim(&block).map(|_| ()).map_err(journal_error)
+            blocks.push(Arc::new(Changed { number: FsBlock(number), image, claimed }));
+            Result::Ok(())
         })?;
+        self.recover_flag(&self.stored, true)?;
+        let count = u32::try_from(blocks.len()).unwrap_or(u32::MAX);
+        let mut handle = journal.start(count).map_err(journal_error)?;
+        for block in &blocks {
+            handle.claim(block).map_err(journal_error)?;
+        }
         drop(handle);
         journal.close().map_err(journal_error)?;
         self.recover_flag(new, false)

@@ -5,7 +5,7 @@ use extant_format::superblock::SuperblockError;
 
 /// The reason why a file system is not changed.
 ///
-/// Unless the device failed, nothing was written, except that a journal may have been replayed.
+/// Unless the device or a temporary file failed, nothing was written, except that a journal may have been replayed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChangeError {
@@ -56,7 +56,7 @@ pub enum ChangeError {
     /// The journal failed because its device, or the disk under it, is full.
     #[error("the journal failed: {0}")]
     JournalFull(String),
-    /// There is no room for what is planned, in memory or in a temporary file.
+    /// What is planned cannot be kept in a temporary file, or read from it again.
     #[error(transparent)]
     Scratch(#[from] std::io::Error),
 }

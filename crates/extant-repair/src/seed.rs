@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use extant_base::{GroupIndex, Ino};
+use extant_base::Ino;
 use extant_block::BlockDevice;
 use extant_format::checksum::{crc32c, fs_seed_from_uuid};
 use extant_format::features::Feature;
@@ -86,20 +86,17 @@ pub(crate) fn other_seed(draft: &Draft, sb: &Superblock) -> Option<(u32, usize)>
             continue;
         }
         let Ok(descriptor) = GroupDescriptor::decode(&raw) else { continue };
-        let range = sb.inode_table_blocks();
-        let last = descriptor.inode_table.0.saturating_add(u64::from(range));
-        if last > sb.blocks_count || sb.group_first_block(GroupIndex(group)).is_none() {
+        let last = descriptor.inode_table.0.saturating_add(u64::from(sb.inode_table_blocks()));
+        if last > sb.blocks_count {
             continue;
         }
-        for number in 0..sb.inodes_per_group.min(RECORDS_MAX) {
-            let mut record = vec![0; usize::from(sb.inode_size)];
-            let at = descriptor.inode_table.0.saturating_mul(size)
-                + u64::from(number) * record.len() as u64;
-            if draft.read_at(at, &mut record).is_err() {
-                break;
-            }
-            let ino = Ino(group * sb.inodes_per_group + number + 1);
-            if let Some(seed) = implied(&layout, ino, &record) {
+        let record = usize::from(sb.inode_size);
+        let mut table = vec![0; sb.inodes_per_group.min(RECORDS_MAX) as usize * record];
+        if draft.read_at(descriptor.inode_table.0.saturating_mul(size), &mut table).is_err() {
+            continue;
+        }
+        for (ino, record) in (group * sb.inodes_per_group + 1..).zip(table.chunks_exact(record)) {
+            if let Some(seed) = implied(&layout, Ino(ino), record) {
                 *votes.entry(seed).or_default() += 1;
             }
         }

@@ -7,7 +7,7 @@ use extant_repair::RepairError;
 
 /// The reason why a file system does not get other features.
 ///
-/// Unless the device failed, nothing was written, except that a journal may have been replayed.
+/// Unless the device or a temporary file failed, nothing was written, except that a journal may have been replayed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TuneError {

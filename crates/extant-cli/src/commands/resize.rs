@@ -487,7 +487,10 @@ pub(crate) fn of_change(error: &ChangeError, name: &str) -> (Exit, Option<String
         }
         ChangeError::Scratch(_) => (
             Exit::Io,
-            Some("nothing was changed: TMPDIR=DIR names a directory with more room".to_owned()),
+            Some(format!(
+                "TMPDIR=DIR names a directory with more room; the image is as it was, or says that it needs a check: \
+                 extant check {name} looks at it"
+            )),
         ),
         // The log is marked as stopped then, which a repair takes away.
         ChangeError::JournalFull(_) => (
