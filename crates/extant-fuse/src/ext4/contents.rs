@@ -11,7 +11,7 @@ use extant_base::sabotage;
 use extant_format::features::{Incompat, RoCompat};
 
 use super::nodes::{Heard, Refusal, Rights};
-use super::room::Lease;
+use super::room::{Lease, Turn};
 use super::{Ext4, node_of};
 use crate::operations::{
     Bytes, Caller, Errno, Handle, NodeId, Opened, Position, ReadAnswer, Reply, Sought, WriteHow,
@@ -322,35 +322,49 @@ impl Ext4<'_> {
     /// Before a write through an open file that goes into the kernel's cache.
     pub(super) fn admit(&self, node: NodeId, handle: Handle) -> Reply<()> {
         self.tell_refusal(node, handle)?;
-        let is_scarce = self.lease() == Lease::Never { scarce: true };
-        let is_news = self.room.note_scarce(is_scarce);
-        if !is_scarce || self.gate.is_frozen() {
+        if self.lease() != (Lease::Never { scarce: true }) {
+            self.room.note_plenty();
             return Ok(());
         }
-        let mut brought = match is_news {
-            // Data written to other files has a claim to the remaining space; the writer of this
-            // file gets the error himself.
-            true => self.hand_over(),
-            false => self.bring_back(node),
-        };
-        if brought == Err(Errno::EAGAIN) && !self.over_rings {
-            return Err(Errno::LATER);
+        if self.gate.is_frozen() {
+            return Ok(());
         }
-        // The slot belongs to this thread until there is an answer, so this must end; the writer
-        // may get the error later.
+        // The slot of a ring belongs to this thread until there is an answer, so there waiting must
+        // end; the writer may get the error later.
         for _ in 0..TURNS {
-            if brought != Err(Errno::EAGAIN) {
-                break;
+            match self.make_room(node) {
+                Err(Errno::EAGAIN) if !self.over_rings => return Err(Errno::LATER),
+                Err(Errno::EAGAIN) => self.clock.sleep(TURN),
+                _ => break,
             }
-            self.clock.sleep(TURN);
-            brought = self.bring_back(node);
         }
         self.tell_refusal(node, handle)
     }
 
-    /// Returns whether one more thread may wait for the kernel to write.
+    /// Takes what the kernel has of all files that are written, when little has just become left, and
+    /// otherwise of this one, whose writer gets the error himself.
+    ///
+    /// # Errors
+    ///
+    /// `EAGAIN` while this is for others to do, or while too many wait already.
+    fn make_room(&self, node: NodeId) -> Reply<()> {
+        match self.room.note_scarce() {
+            Turn::Collects(collecting) => {
+                let taken = self.hand_over();
+                if taken != Err(Errno::EAGAIN) {
+                    collecting.done();
+                    self.gate.try_again();
+                }
+                taken
+            }
+            Turn::Waits => Err(Errno::EAGAIN),
+            Turn::GoesOn => self.bring_back(node),
+        }
+    }
+
+    /// Returns whether one more thread may wait for the kernel to write, and whether there is a reason to.
     pub(super) fn may_wait_more(&self) -> bool {
-        self.drops.load(Ordering::Acquire) < self.may_wait
+        !self.room.is_collecting() && self.drops.load(Ordering::Acquire) < self.may_wait
     }
 
     /// Returns how long the kernel may collect writes without asking.

@@ -8,6 +8,10 @@
 //! for data without space.
 //!
 //! The amount of dirty data is not known, but it is part of the dirty memory of the whole system.
+//!
+//! When little is left, what all files have in the kernel's cache is taken first (`Scarcity`): a
+//! program that wrote before has a claim to what remains, also if it does not get to run meanwhile.
+//! Writes that ask while that goes on wait for its end, or they would use the space up.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
@@ -74,13 +78,53 @@ pub(super) struct Room {
     memory: u64,
     /// Some attributes are not for ever.
     is_lent: AtomicBool,
-    /// Little was left at the last look.
-    is_scarce: AtomicBool,
+    scarcity: Mutex<Scarcity>,
     /// Number of bytes that may be written until the next check, while attributes do not expire.
     until_look: AtomicI64,
     seen: Mutex<Seen>,
     /// How often something was freed.
     freed: AtomicU64,
+}
+
+/// What was done since little was left.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Scarcity {
+    /// Enough was left at the last look.
+    Plenty,
+    /// The dirty data of all files is being taken.
+    Collecting,
+    /// It was taken.
+    Collected,
+}
+
+/// What a write does that finds little left.
+pub(super) enum Turn<'r> {
+    /// It has the dirty data of all files taken.
+    Collects(Collecting<'r>),
+    /// It waits until another has done so.
+    Waits,
+    /// Only the data of its own file is to be taken.
+    GoesOn,
+}
+
+/// The time in which the dirty data of all files is taken. It ends also by a panic.
+pub(super) struct Collecting<'r> {
+    room: &'r Room,
+    is_done: bool,
+}
+
+impl Collecting<'_> {
+    /// All of it was taken; otherwise the next write tries it.
+    pub(super) fn done(mut self) {
+        self.is_done = true;
+    }
+}
+
+impl Drop for Collecting<'_> {
+    fn drop(&mut self) {
+        let next = if self.is_done { Scarcity::Collected } else { Scarcity::Plenty };
+        *self.room.scarcity.lock() = next;
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -97,7 +141,7 @@ impl Room {
             // Without counters everything may be held.
             memory: read_counters().map_or(u64::MAX, |(memory, _)| memory),
             is_lent: AtomicBool::new(false),
-            is_scarce: AtomicBool::new(false),
+            scarcity: Mutex::new(Rank::Leaf, Scarcity::Plenty),
             until_look: AtomicI64::new(0),
             seen: Mutex::new(Rank::Leaf, Seen { at: None, held: u64::MAX }),
             freed: AtomicU64::new(0),
@@ -157,9 +201,30 @@ impl Room {
         self.freed.load(Ordering::Acquire)
     }
 
-    /// Little is left, or not; `true` when that is news.
-    pub(super) fn note_scarce(&self, scarce: bool) -> bool {
-        self.is_scarce.swap(scarce, Ordering::AcqRel) != scarce && scarce
+    /// Enough is left.
+    pub(super) fn note_plenty(&self) {
+        let mut scarcity = self.scarcity.lock();
+        if *scarcity == Scarcity::Collected {
+            *scarcity = Scarcity::Plenty;
+        }
+    }
+
+    /// Little is left: what the write that found that does about it.
+    pub(super) fn note_scarce(&self) -> Turn<'_> {
+        let mut scarcity = self.scarcity.lock();
+        match *scarcity {
+            Scarcity::Plenty => {
+                *scarcity = Scarcity::Collecting;
+                Turn::Collects(Collecting { room: self, is_done: false })
+            }
+            Scarcity::Collecting => Turn::Waits,
+            Scarcity::Collected => Turn::GoesOn,
+        }
+    }
+
+    /// Returns whether the dirty data of all files is being taken.
+    pub(super) fn is_collecting(&self) -> bool {
+        *self.scarcity.lock() == Scarcity::Collecting
     }
 }
 
@@ -200,6 +265,22 @@ mod tests {
         let off = Room::new(false);
         assert_eq!(off.lease(0, now), (Lease::ForEver, false));
         assert!(!off.used(u64::MAX));
+    }
+
+    #[test]
+    fn one_write_takes_what_all_files_have_and_the_others_wait_for_that() {
+        let room = Room::new(true);
+        let Turn::Collects(collecting) = room.note_scarce() else { panic!("nobody did") };
+        assert!(matches!(room.note_scarce(), Turn::Waits));
+        room.note_plenty();
+        assert!(room.is_collecting(), "whoever collects says when it ends");
+        // Too many threads wait: nothing was taken, and so it is not forgotten.
+        drop(collecting);
+        let Turn::Collects(collecting) = room.note_scarce() else { panic!("nobody did") };
+        collecting.done();
+        assert!(!room.is_collecting() && matches!(room.note_scarce(), Turn::GoesOn));
+        room.note_plenty();
+        assert!(matches!(room.note_scarce(), Turn::Collects(_)));
     }
 
     #[test]
