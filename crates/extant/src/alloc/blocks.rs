@@ -161,7 +161,7 @@ impl Allocator {
             Purpose::Data => Class::Data,
             Purpose::Metadata => Class::Metadata,
         };
-        let mut retries = 0;
+        let (mut retries, mut hungry) = (0, None);
         loop {
             let returned = self.returns.load(Ordering::Acquire);
             let left = left(taker);
@@ -198,7 +198,8 @@ impl Allocator {
             // A search that found nothing while clusters were returned to groups behind it looks
             // again (P54).
             let is_stale = search.is_out || self.returns.load(Ordering::Acquire) != returned;
-            if retries >= RETRIES_MAX || !(is_stale || self.held.wait()) {
+            let hungry = hungry.get_or_insert_with(|| self.held.hunger());
+            if retries >= RETRIES_MAX || !(is_stale || hungry.wait()) {
                 return Err(search.obstacle.unwrap_or(no_space));
             }
             retries += 1;

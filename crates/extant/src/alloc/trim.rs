@@ -5,14 +5,15 @@
 //! - D1. Runs are taken in memory while the device discards them, so that no allocation gets blocks
 //!   that the discard may still erase. No lock is held meanwhile.
 //! - D2. Such runs count as free. An allocation that finds no room because of them waits until they
-//!   are returned, which needs no lock that the waiter may hold.
+//!   are returned, which needs no lock that the waiter may hold. Until it has ended, no further runs
+//!   are taken: a discard that goes round and round would otherwise have them again each time.
 //! - D3. Runs of one group are taken at a time. Pinned blocks and those that wait for a commit are
 //!   left alone.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use extant_base::{FsBlock, GroupIndex};
+use extant_base::{FsBlock, GroupIndex, sabotage};
 use extant_sync::{Condvar, Mutex, Rank};
 
 use super::blocks::run_of;
@@ -24,35 +25,74 @@ use crate::volume::Volume;
 /// Number of runs that are taken together.
 const BATCH: usize = 64;
 
-/// Count of the batches of free blocks that are being discarded.
+/// Who has batches of free blocks at the device, and who waits for them.
 pub(super) struct Held {
+    counts: Mutex<Counts>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Counts {
     /// Number of batches at the device.
-    batches: Mutex<u32>,
-    returned: Condvar,
+    batches: u32,
+    /// Number of allocations that found no room.
+    hungry: u32,
+}
+
+/// An allocation that found no room: while it lives no batch begins (D2).
+pub(super) struct Hungry<'h> {
+    held: &'h Held,
 }
 
 impl Held {
     pub(super) fn new() -> Held {
-        Held { batches: Mutex::new(Rank::Leaf, 0), returned: Condvar::new() }
+        Held { counts: Mutex::new(Rank::Leaf, Counts::default()), changed: Condvar::new() }
     }
 
-    /// Waits until no batch is being discarded. Returns false if there was none.
-    pub(super) fn wait(&self) -> bool {
-        let mut batches = self.batches.lock();
-        let waits = *batches > 0;
-        while *batches > 0 {
-            self.returned.wait(&mut batches);
+    pub(super) fn hunger(&self) -> Hungry<'_> {
+        self.counts.lock().hungry += 1;
+        Hungry { held: self }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_anyone_hungry(&self) -> bool {
+        self.counts.lock().hungry > 0
+    }
+
+    /// Waits until nobody looks for room.
+    fn give_way(&self) {
+        let mut counts = self.counts.lock();
+        while counts.hungry > 0 {
+            self.changed.wait(&mut counts);
         }
-        waits
     }
 
     fn begin(&self) {
-        *self.batches.lock() += 1;
+        self.counts.lock().batches += 1;
     }
 
     fn end(&self) {
-        *self.batches.lock() -= 1;
-        self.returned.notify_all();
+        self.counts.lock().batches -= 1;
+        self.changed.notify_all();
+    }
+}
+
+impl Hungry<'_> {
+    /// Waits until no batch is being discarded. Returns false if there was none.
+    pub(super) fn wait(&self) -> bool {
+        let mut counts = self.held.counts.lock();
+        let waits = counts.batches > 0;
+        while counts.batches > 0 {
+            self.held.changed.wait(&mut counts);
+        }
+        waits
+    }
+}
+
+impl Drop for Hungry<'_> {
+    fn drop(&mut self) {
+        self.held.counts.lock().hungry -= 1;
+        self.held.changed.notify_all();
     }
 }
 
@@ -114,6 +154,9 @@ impl Allocator {
         let cell = self.cell(group)?;
         let mut trimmed = 0;
         while clusters.start < clusters.end {
+            if !sabotage("extant.alloc.discard-gives-no-way") {
+                self.held.give_way();
+            }
             if cell.is_bad(Half::Blocks) || cell.longest.load(Ordering::Acquire) < min_len {
                 break;
             }

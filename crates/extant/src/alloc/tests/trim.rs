@@ -1,6 +1,7 @@
 //! Discards of free space.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use extant_testkit::oracle::{LoopMount, Tool};
 
@@ -236,5 +237,45 @@ fn what_is_being_discarded_is_waited_for_and_not_given_away() {
     };
     workers("trim", 2, work).unwrap();
     assert_eq!(mount.verify(), before);
+    mount.end(&image);
+}
+
+#[test]
+fn a_discard_that_goes_round_and_round_leaves_the_last_block_to_who_wants_it() {
+    let image = require!(Image::make("64M", &["-t", "ext4", "-b", "4096"], ""));
+    let mount = Mount::of(&image);
+    let mut runs = Vec::new();
+    while let Ok(run) = mount.take(0, 700, 1) {
+        runs.push(run);
+    }
+    mount.free(runs[0].start.0, 1).unwrap();
+    mount.commit();
+    let (begins, calls) = (AtomicBool::new(false), AtomicU32::new(0));
+    let work = |at: usize| {
+        if at == 1 {
+            while !begins.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            return mount.take(0, 1, 1).map(drop);
+        }
+        let mut discard = |_: FsBlock, _: u64| {
+            begins.store(true, Ordering::Release);
+            while !mount.alloc().held.is_anyone_hungry() {
+                std::thread::yield_now();
+            }
+            calls.fetch_add(1, Ordering::Relaxed);
+            // Nobody would become hungry again.
+            if calls.load(Ordering::Relaxed) > 1 { Err(FsError::ReadOnly) } else { Ok(()) }
+        };
+        for _ in 0..100 {
+            mount.alloc().trim(mount.volume(), 0..u64::MAX, 1, &mut discard)?;
+        }
+        Ok(())
+    };
+    workers("trim", 2, |at| work(at).unwrap()).unwrap();
+    assert_eq!(calls.into_inner(), 1, "it was taken before the next round");
+    for run in runs {
+        mount.free(run.start.0, run.len).unwrap();
+    }
     mount.end(&image);
 }
