@@ -9,10 +9,12 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use memmap2::{Advice, MmapMut};
+
 /// Bytes of blocks that are in memory, besides 32 for each run of neighbours.
 const MEMORY_BYTES: u64 = 32 << 20;
-/// Bytes of memory that are asked for at once: whole blocks of any size.
-const CHUNK_BYTES: u64 = 1 << 20;
+/// Bytes of memory that are asked for at once: whole blocks of any size, and a large page of most processors.
+const CHUNK_BYTES: u64 = 2 << 20;
 
 /// Bytes in a row that are handed out as they are; fewer of them are put together with their neighbours.
 const ALONE_BYTES: u64 = 64 << 10;
@@ -33,7 +35,7 @@ pub struct Blocks {
     slots: u64,
     /// Slots in memory; those from there on are in the file.
     slots_in_memory: u64,
-    chunks: Vec<Box<[u8]>>,
+    chunks: Vec<MmapMut>,
     file: Option<File>,
     /// Where the file is made.
     dir: PathBuf,
@@ -48,8 +50,19 @@ fn scratch_dir() -> PathBuf {
     }
 }
 
+/// Memory for blocks, the `number`-th. A change of many blocks meets each page for the first time: one by one,
+/// the system needs as long for them as the rest of the change takes.
+fn chunk(number: usize) -> io::Result<MmapMut> {
+    let map = MmapMut::map_anon(CHUNK_BYTES as usize)?;
+    // Few changes need a few pages. Where there are no large ones, it is as before.
+    if number > 0 {
+        let _ = map.advise(Advice::HugePage);
+    }
+    Ok(map)
+}
+
 impl Blocks {
-    /// No blocks, of `block_bytes` each: a power of two, at most 1 MiB.
+    /// No blocks, of `block_bytes` each: a power of two, at most 2 MiB.
     #[must_use]
     pub fn new(block_bytes: usize) -> Blocks {
         Blocks::with_memory(block_bytes, MEMORY_BYTES, scratch_dir())
@@ -297,7 +310,7 @@ impl Blocks {
         }
         let (number, within) = ((at / CHUNK_BYTES) as usize, (at % CHUNK_BYTES) as usize);
         while self.chunks.len() <= number {
-            self.chunks.push(vec![0; CHUNK_BYTES as usize].into_boxed_slice());
+            self.chunks.push(chunk(self.chunks.len())?);
         }
         if let Some(place) = self
             .chunks

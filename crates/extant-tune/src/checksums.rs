@@ -59,6 +59,8 @@ enum Sealed {
 struct Sealer<'a> {
     old: &'a Superblock,
     target: &'a Superblock,
+    /// Seed of the checksums of `target`.
+    seed: u32,
     /// Blocks of attributes that were sealed.
     shared: BTreeSet<u64>,
     full: Vec<Ino>,
@@ -76,12 +78,10 @@ impl Sealer<'_> {
     /// What belongs to one inode, its record not.
     fn blocks_of(&mut self, image: &extant_change::Image, record: &Record) -> Result {
         let has = self.target.features.metadata_csum();
-        let seed = extant_format::checksum::inode_seed(
-            self.target.checksum_seed(),
-            record.ino,
-            record.generation(),
-        );
-        let is_dir = record.is_dir() && !record.has(InodeFlags::INLINE_DATA);
+        // Without checksums the tail of a leaf is an entry that is not used: only indexes have another form then.
+        let is_dir = record.is_dir()
+            && !record.has(InodeFlags::INLINE_DATA)
+            && (has || record.has(InodeFlags::INDEX));
         let is_orphans = record.ino == self.target.orphan_file_inode;
         if !has && !is_dir && !is_orphans {
             return Ok(());
@@ -95,14 +95,16 @@ impl Sealer<'_> {
                 )));
             }
             let mut bytes = image.read_block(acl)?;
-            xattr::seal(self.target.checksum_seed(), FsBlock(acl), &mut bytes);
+            xattr::seal(self.seed, FsBlock(acl), &mut bytes);
             put_block(image, acl, &bytes, true)?;
         }
         let area = record.block_area();
         let has_tree = record.has(InodeFlags::EXTENTS) && area.get(6..8) != Some(&[0, 0]);
+        // Most files end here.
         if !has_tree && !is_dir && !is_orphans {
             return Ok(());
         }
+        let seed = extant_format::checksum::inode_seed(self.seed, record.ino, record.generation());
         let map = image.read_map(record)?;
         if has && record.has(InodeFlags::EXTENTS) {
             for node in &map.nodes {
@@ -181,7 +183,12 @@ impl Sealer<'_> {
         let mut piece = Vec::new();
         // Neighbours are read at once.
         let per_piece = (PIECE_BYTES / size).max(1);
-        let runs = blocks.chunk_by(|(_, one), (_, next)| one + 1 == *next);
+        let wanted: Vec<_> = blocks
+            .iter()
+            .copied()
+            .filter(|(number, _)| new.checksum || nodes.contains(number))
+            .collect();
+        let runs = wanted.chunk_by(|(_, one), (_, next)| one + 1 == *next);
         for run in runs.flat_map(|run| run.chunks(per_piece)) {
             let Some((_, start)) = run.first() else { continue };
             piece.resize(run.len() * size, 0);
@@ -230,10 +237,6 @@ fn node(mut bytes: Vec<u8>, number: u32, layout: IndexLayout, seed: u32) -> Seal
 
 /// A block with names.
 fn leaf(mut bytes: Vec<u8>, old: DirLayout, new: DirLayout, seed: u32) -> Result<Sealed> {
-    if !new.checksum {
-        // The tail is an entry that is not used.
-        return Ok(Sealed::Quiet(bytes));
-    }
     if dir::tail_checksum(&bytes).is_some() {
         dir::seal(seed, &mut bytes);
         return Ok(Sealed::Quiet(bytes));
@@ -286,8 +289,9 @@ fn leaf(mut bytes: Vec<u8>, old: DirLayout, new: DirLayout, seed: u32) -> Result
 fn convert(work: &mut Work<'_>, target: Superblock) -> Result {
     let old = work.image.sb.clone();
     let layout = InodeLayout::of(&target);
+    let seed = target.checksum_seed();
     let mut sealer =
-        Sealer { old: &old, target: &target, shared: BTreeSet::new(), full: Vec::new() };
+        Sealer { old: &old, target: &target, seed, shared: BTreeSet::new(), full: Vec::new() };
     let has = target.features.metadata_csum();
     each_inode(&work.image, |record, is_used| {
         if is_used && (record.links() != 0 || record.ino.0 < old.first_inode.0) {
