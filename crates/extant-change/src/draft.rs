@@ -131,20 +131,23 @@ impl BlockDevice for Draft {
         while at < end {
             let block = at / size;
             let (start, to) = (block * size, ((block + 1) * size).min(end));
+            let failed = |error| self.failed(OperationKind::Write, offset, bytes.len(), error);
+            if at == start && end - at >= size {
+                // Neighbours stay together, whoever else writes meanwhile.
+                let rest = &bytes[(at - offset) as usize..];
+                let mut changed = self.changed.write();
+                for (block, part) in (block..).zip(rest.chunks_exact(self.block_bytes)) {
+                    changed.insert(block, part).map_err(failed)?;
+                }
+                at = end / size * size;
+                continue;
+            }
             let part = &bytes[(at - offset) as usize..(to - offset) as usize];
-            let mut whole;
-            let block_bytes = if part.len() == self.block_bytes {
-                part
-            } else {
-                whole = vec![0; self.block_bytes];
-                let there = (self.size_bytes - start).min(size) as usize;
-                self.read_at(start, &mut whole[..there])?;
-                whole[(at - start) as usize..(to - start) as usize].copy_from_slice(part);
-                &whole
-            };
-            let stored = self.changed.write().insert(block, block_bytes);
-            stored
-                .map_err(|error| self.failed(OperationKind::Write, offset, bytes.len(), error))?;
+            let mut whole = vec![0; self.block_bytes];
+            let there = (self.size_bytes - start).min(size) as usize;
+            self.read_at(start, &mut whole[..there])?;
+            whole[(at - start) as usize..(to - start) as usize].copy_from_slice(part);
+            self.changed.write().insert(block, &whole).map_err(failed)?;
             at = to;
         }
         Ok(())

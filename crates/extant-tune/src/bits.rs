@@ -215,13 +215,14 @@ fn at_home(image: &Image) -> Result {
 }
 
 fn with_flag(image: &Image, flag: InodeFlags) -> Result<Vec<extant_base::Ino>> {
-    let mut found = Vec::new();
-    each_inode(image, |record, is_used| {
+    let found = each_inode(image, Vec::new, |found, record, is_used| {
         if is_used && record.links() != 0 && record.has(flag) {
             found.push(record.ino);
         }
         Ok(false)
     })?;
+    let mut found = found.concat();
+    found.sort_unstable();
     Ok(found)
 }
 

@@ -290,10 +290,11 @@ fn convert(work: &mut Work<'_>, target: Superblock) -> Result {
     let old = work.image.sb.clone();
     let layout = InodeLayout::of(&target);
     let seed = target.checksum_seed();
-    let mut sealer =
-        Sealer { old: &old, target: &target, seed, shared: BTreeSet::new(), full: Vec::new() };
+    // Whoever shares attributes with a file that another thread has seals them as that does.
+    let start =
+        || Sealer { old: &old, target: &target, seed, shared: BTreeSet::new(), full: Vec::new() };
     let has = target.features.metadata_csum();
-    each_inode(&work.image, |record, is_used| {
+    let sealers = each_inode(&work.image, start, |sealer, record, is_used| {
         if is_used && (record.links() != 0 || record.ino.0 < old.first_inode.0) {
             sealer.blocks_of(&work.image, record)?;
         }
@@ -303,7 +304,8 @@ fn convert(work: &mut Work<'_>, target: Superblock) -> Result {
         Inode::seal(&layout, record.ino, &mut record.bytes).map_err(TuneError::damaged)?;
         Ok(true)
     })?;
-    let full = sealer.full;
+    let mut full = sealers.into_iter().flat_map(|sealer| sealer.full).collect::<Vec<_>>();
+    full.sort_unstable();
     work.image.sb = target;
     work.full_dirs.extend(full);
     if has && work.has(Feature::MMP) {

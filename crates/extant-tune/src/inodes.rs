@@ -1,6 +1,7 @@
 //! The inodes in use, group by group; and inodes of another size.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use extant_base::{FsBlock, Ino};
 use extant_block::BlockDevice;
@@ -9,6 +10,7 @@ use extant_format::features::Feature;
 use extant_format::group::GroupFlags;
 use extant_format::inode::{Inode, InodeFlags, InodeLayout};
 use extant_format::record::{self, Record, put};
+use extant_sync::threads::{self, WorkerPanic};
 
 use crate::error::{Result, TuneError, refuse};
 use crate::work::Work;
@@ -25,53 +27,125 @@ fn records_in(image: &Image, group: u32) -> Result<u32> {
 /// Bytes of a table that are in memory at a time, or a block: they stay in a processor's cache.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// Calls `f` for each record that is not empty, with whether its inode is in use: deleted ones have
-/// checksums, too. It says whether it changed the record. What changed is written past the draft.
-pub(crate) fn each_inode(
-    image: &Image,
-    mut f: impl FnMut(&mut Record, bool) -> Result<bool>,
-) -> Result {
+/// Pieces below which another thread takes longer to start than to work.
+const PIECES_EACH: usize = 4;
+/// Threads that share a walk at most.
+const THREADS_MAX: usize = 8;
+
+/// Blocks of the table of a group that are in memory at a time.
+struct Piece {
+    group: u32,
+    /// Number of records of the group that may be in use.
+    records: usize,
+    blocks: Range<usize>,
+}
+
+/// The parts of all tables that may be in use.
+fn pieces(image: &Image) -> Result<Vec<Piece>> {
     let size = usize::from(image.sb.inode_size).max(128);
     let block = image.block_bytes();
-    let (per_piece, mut piece) = ((PIECE_BYTES / block).max(1), Vec::new());
-    let mut record = Record { ino: Ino(0), bytes: Vec::with_capacity(size) };
+    let per_piece = (PIECE_BYTES / block).max(1);
+    let mut list = Vec::new();
     for group in 0..image.sb.group_count {
-        let count = records_in(image, group)? as usize;
-        let bitmap = image.inode_bitmap(group)?;
-        let table = image.group(group)?.inode_table.0;
-        let blocks = (count * size).div_ceil(block);
-        for first in (0..blocks).step_by(per_piece) {
-            piece.resize(per_piece.min(blocks - first) * block, 0);
-            let start = table + first as u64;
-            image.draft.read_at(start * block as u64, &mut piece)?;
-            let mut touched = std::collections::BTreeSet::new();
-            let bits = first * block / size..count;
-            for (bit, (at, bytes)) in
-                bits.zip((0..).step_by(size).zip(piece.chunks_exact_mut(size)))
-            {
-                if bytes.iter().all(|byte| *byte == 0) {
-                    continue;
-                }
-                // A group has as many inodes as a block has bits.
-                record.ino = Ino(group * image.sb.inodes_per_group + bit as u32 + 1);
-                record.bytes.clear();
-                record.bytes.extend_from_slice(bytes);
-                if f(&mut record, bitmap.view().get(bit as u32))? && *bytes != *record.bytes {
-                    bytes.copy_from_slice(&record.bytes);
-                    touched.insert(at / block);
-                }
-            }
-            let mut touched = touched.into_iter().peekable();
-            while let Some(from) = touched.next() {
-                let mut end = from + 1;
-                while touched.next_if_eq(&end).is_some() {
-                    end += 1;
-                }
-                image.write_fresh(start + from as u64, &piece[from * block..end * block])?;
+        let records = records_in(image, group)? as usize;
+        let blocks = (records * size).div_ceil(block);
+        let starts = (0..blocks).step_by(per_piece);
+        list.extend(starts.map(|from| {
+            let blocks = from..blocks.min(from + per_piece);
+            Piece { group, records, blocks }
+        }));
+    }
+    Ok(list)
+}
+
+/// Calls `f` for each record that is not empty, with whether its inode is in use: deleted ones have
+/// checksums, too. It says whether it changed the record. What changed is written past the draft.
+///
+/// Several threads share the tables; each has a value of its own that `start` makes. They are returned in no order.
+///
+/// # Errors
+///
+/// The first of the errors of `f`, in the order of inodes among those that were met.
+pub(crate) fn each_inode<S: Send>(
+    image: &Image,
+    start: impl Fn() -> S + Sync,
+    f: impl Fn(&mut S, &mut Record, bool) -> Result<bool> + Sync,
+) -> Result<Vec<S>> {
+    let pieces = pieces(image)?;
+    let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let walk = || {
+        let mut state = start();
+        let mut bytes = Vec::new();
+        while !failed.load(Ordering::Relaxed) {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some(piece) = pieces.get(number) else { break };
+            if let Err(error) = piece.walk(image, &mut bytes, &mut state, &f) {
+                failed.store(true, Ordering::Relaxed);
+                return Err((number, error));
             }
         }
+        Ok(state)
+    };
+    let helpers = threads::available().min(THREADS_MAX).min(pieces.len() / PIECES_EACH);
+    let done = threads::scope(|scope| {
+        // The calling thread is one of them. Where fewer can be started than there should be, those do it.
+        let begin = |number| scope.spawn_apart(&format!("tune-{number}"), number, walk).ok();
+        let started: Vec<_> = (1..helpers).filter_map(begin).collect();
+        let mut done = vec![walk()];
+        for handle in started {
+            done.push(handle.join()?);
+        }
+        Ok(done)
+    });
+    let done = done.flatten().map_err(|panic: WorkerPanic| TuneError::damaged(panic))?;
+    let (states, errors): (Vec<_>, Vec<_>) = done.into_iter().partition(std::result::Result::is_ok);
+    match errors.into_iter().filter_map(std::result::Result::err).min_by_key(|(at, _)| *at) {
+        Some((_, error)) => Err(error),
+        None => Ok(states.into_iter().filter_map(std::result::Result::ok).collect()),
     }
-    Ok(())
+}
+
+impl Piece {
+    fn walk<S>(
+        &self,
+        image: &Image,
+        piece: &mut Vec<u8>,
+        state: &mut S,
+        f: impl Fn(&mut S, &mut Record, bool) -> Result<bool>,
+    ) -> Result {
+        let size = usize::from(image.sb.inode_size).max(128);
+        let (group, block) = (self.group, image.block_bytes());
+        let bitmap = image.inode_bitmap(group)?;
+        piece.resize(self.blocks.len() * block, 0);
+        let start = image.group(group)?.inode_table.0 + self.blocks.start as u64;
+        image.draft.read_at(start * block as u64, piece)?;
+        let mut record = Record { ino: Ino(0), bytes: Vec::with_capacity(size) };
+        let mut touched = std::collections::BTreeSet::new();
+        let bits = self.blocks.start * block / size..self.records;
+        for (bit, (at, bytes)) in bits.zip((0..).step_by(size).zip(piece.chunks_exact_mut(size))) {
+            if bytes.iter().all(|byte| *byte == 0) {
+                continue;
+            }
+            // A group has as many inodes as a block has bits.
+            record.ino = Ino(group * image.sb.inodes_per_group + bit as u32 + 1);
+            record.bytes.clear();
+            record.bytes.extend_from_slice(bytes);
+            let is_used = bitmap.view().get(bit as u32);
+            if f(state, &mut record, is_used)? && *bytes != *record.bytes {
+                bytes.copy_from_slice(&record.bytes);
+                touched.insert(at / block);
+            }
+        }
+        let mut touched = touched.into_iter().peekable();
+        while let Some(from) = touched.next() {
+            let mut end = from + 1;
+            while touched.next_if_eq(&end).is_some() {
+                end += 1;
+            }
+            image.write_fresh(start + from as u64, &piece[from * block..end * block])?;
+        }
+        Ok(())
+    }
 }
 
 /// What keeps an inode from becoming smaller.

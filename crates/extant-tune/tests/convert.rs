@@ -11,6 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use common::{LAYOUTS, Layout, e2fsck, features, hasty, made, problems, seen, tuned};
+use extant::{MountOptions, NewInode, XattrMode};
 use extant_base::Prng;
 use extant_block::{
     BlockDevice, FaultDevice, FaultPlan, MemoryDevice, OperationKind, Record, RecordingDevice,
@@ -83,6 +84,54 @@ fn conversions_and_their_reverse_leave_the_tree_and_please_both_checkers() {
         }
     }
     assert!(done > 100, "{done} conversions were done");
+}
+
+/// Inode tables of several MiB, which threads share: files with attributes outside, the same for neighbours, indexed
+/// directories, and names that leave no room for a checksum.
+fn large_tables(dir: &Path) -> Result<MemoryDevice, String> {
+    let path = dir.join("large.img");
+    oracle::mke2fs(
+        &path,
+        "96M",
+        &["-text4", "-b1024", "-I1024", "-N6000", "-O^metadata_csum,^64bit,^has_journal"],
+    )?;
+    let device = Arc::new(image::load(&path));
+    let fs = MountOptions::new().read_only(false).open_shared(Arc::clone(&device) as SharedDevice);
+    let fs = fs.unwrap();
+    for number in 0..4200u32 {
+        let dir = format!("/{:02}", number / 84);
+        if number % 84 == 0 {
+            fs.create_dir(&dir, &NewInode::root(0o755)).unwrap();
+        }
+        let name = format!("{dir}/{number:04}");
+        drop(fs.open_options().write(true).create(true).open(&name).unwrap());
+        if number % 8 == 0 {
+            let value = vec![(number / 512) as u8; 900];
+            fs.set_xattr(&name, "user.shared", value, XattrMode::Any).unwrap();
+        }
+    }
+    fs.unmount().unwrap();
+    Ok(device.snapshot())
+}
+
+#[test]
+fn what_threads_share_is_changed_as_a_whole_and_the_same_each_time() {
+    let dir = tempdir().unwrap();
+    let first = require!(large_tables(dir.path()));
+    let before = seen(&first);
+    let uuid = |byte| Request { uuid: Some([byte; 16]), ..features("") };
+    let requests =
+        [features("metadata_csum"), uuid(7), features("^metadata_csum"), features("^uninit_bg")];
+    let mut device = first;
+    for request in &requests {
+        let (next, plan) = tuned(&device, request).unwrap();
+        assert_eq!(problems(&next), [""; 0], "{plan:?}");
+        assert_eq!(require!(e2fsck(&next, dir.path())), "", "{plan:?}");
+        assert_eq!(seen(&next), before, "{plan:?}");
+        let (again, _) = tuned(&device, request).unwrap();
+        assert!(bytes_of(&again) == bytes_of(&next), "{plan:?}: another image");
+        device = next;
+    }
 }
 
 #[test]
