@@ -340,6 +340,10 @@ fn fix_super(state: &mut State, batch: &[Problem]) -> Fixed {
                     state.sb.mmp_block = FsBlock(0);
                 }
             }
+            Problem::FieldAlone { field: "s_desc_size", .. } => {
+                state.sb.raw.s_desc_size = Default::default();
+            }
+            Problem::FieldAlone { .. } => state.sb.log_groups_per_flex = 0,
             Problem::Mmp(_) => {
                 let block = state.sb.mmp_block.0;
                 let mut bytes = vec![0; state.block_bytes()];
