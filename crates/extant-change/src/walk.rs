@@ -36,6 +36,8 @@ struct Walk<'a, R> {
     map: FileMap,
     /// A node that comes again would be walked for ever.
     seen: BTreeSet<u64>,
+    /// Which extents reach behind the last block: they stay only if their length turns out to be what is wrong.
+    beyond: Vec<usize>,
 }
 
 /// Returns whether `bytes` begin as a node of an extent tree.
@@ -55,7 +57,8 @@ pub fn walk<E>(
     record: &Record,
     read: impl FnMut(u64) -> Result<Vec<u8>, E>,
 ) -> Result<FileMap, E> {
-    let mut walk = Walk { sb, read, map: FileMap::default(), seen: BTreeSet::new() };
+    let mut walk =
+        Walk { sb, read, map: FileMap::default(), seen: BTreeSet::new(), beyond: Vec::new() };
     let area = record.block_area();
     if record.has(InodeFlags::EXTENTS) {
         if is_extent_node(&area) {
@@ -77,7 +80,17 @@ pub fn walk<E>(
             start += indirect::span(depth, sb.block_size);
         }
     }
-    let mut map = walk.map;
+    let mut map = std::mem::take(&mut walk.map);
+    if !walk.beyond.is_empty() {
+        cut_too_long(&mut map.extents);
+        for at in std::mem::take(&mut walk.beyond) {
+            let Some(extent) = map.extents.get_mut(at) else { continue };
+            if !walk.in_range(extent.device_start.0, u64::from(extent.len.0)) {
+                extent.len.0 = 0;
+            }
+        }
+        map.extents.retain(|extent| extent.len.0 != 0);
+    }
     if record.is_dir() && !sb.features.has_incompat(Incompat::LARGEDIR) {
         let blocks = (2u64 << 30) >> sb.block_size.log2();
         let before = map.extents.len();
@@ -85,6 +98,44 @@ pub fn walk<E>(
         map.is_damaged |= map.extents.len() != before;
     }
     Ok(in_order(map))
+}
+
+/// Shortens extents whose length is what is wrong: those that reach over several of the following ones, or over
+/// blocks that one of these has on the device. What is left ends before both.
+///
+/// Of two that overlap in the file only, nothing tells which of them is wrong.
+fn cut_too_long(extents: &mut [Extent]) {
+    // Where blocks of the file begin on the device.
+    let mut places: Option<Vec<u64>> = None;
+    for at in 0..extents.len() {
+        let Some((one, behind)) = extents.get(at..).and_then(<[Extent]>::split_first) else {
+            break;
+        };
+        let Some(next) = behind.first() else { break };
+        if end_of(one) <= u64::from(next.file_start.0) || next.file_start.0 <= one.file_start.0 {
+            continue;
+        }
+        let from = one.device_start.0;
+        let to = from + u64::from(one.len.0);
+        let place = places.get_or_insert_with(|| {
+            let mut all: Vec<u64> = extents.iter().map(|extent| extent.device_start.0).collect();
+            all.sort_unstable();
+            all
+        });
+        let first = place.partition_point(|start| *start <= from);
+        let on_device = place.get(first).copied().filter(|start| *start < to);
+        let reaches_on = behind.get(1).is_some_and(|second| {
+            second.file_start.0 > next.file_start.0 && u64::from(second.file_start.0) < end_of(one)
+        });
+        if !reaches_on && on_device.is_none() {
+            continue;
+        }
+        let in_file = u64::from(next.file_start.0 - one.file_start.0);
+        let len = on_device.map_or(in_file, |start| in_file.min(start - from));
+        if let Some(one) = extents.get_mut(at) {
+            one.len.0 = len as u32;
+        }
+    }
 }
 
 /// Sorts extents; of two that overlap, the one that was met first is kept.
@@ -97,6 +148,7 @@ fn in_order(mut map: FileMap) -> FileMap {
         return map;
     }
     map.is_damaged = true;
+    cut_too_long(&mut map.extents);
     map.extents.sort_by_key(|extent| extent.file_start.0);
     let mut kept: Vec<Extent> = Vec::with_capacity(map.extents.len());
     for mut extent in map.extents.drain(..) {
@@ -164,9 +216,13 @@ impl<E, R: FnMut(u64) -> Result<Vec<u8>, E>> Walk<'_, R> {
         let mask = u64::from(self.sb.cluster_ratio().max(1)) - 1;
         let is_aligned = (device ^ u64::from(start)) & mask == 0;
         let fits = u64::from(start) + u64::from(len) < 1 << 32;
-        if len == 0 || !fits || !is_aligned || !self.in_range(device, u64::from(len)) {
+        if len == 0 || !fits || !is_aligned || !self.in_range(device, 1) {
             self.map.is_damaged = true;
             return;
+        }
+        if !self.in_range(device, u64::from(len)) {
+            self.map.is_damaged = true;
+            self.beyond.push(self.map.extents.len());
         }
         self.map.extents.push(Extent {
             file_start: FileBlock(start),

@@ -16,6 +16,7 @@ impl Problem {
             Problem::ExtraSize { .. } => "extra-size",
             Problem::Feature { .. } => "feature",
             Problem::FeatureAlone { .. } => "feature-alone",
+            Problem::FieldAlone { .. } => "field-alone",
             Problem::Mmp(..) => "mmp",
             Problem::SuperblockCount { .. } => "superblock-count",
             Problem::ResizeInode { .. } => "resize-inode",

@@ -63,6 +63,7 @@ impl Problem {
             | P::ExtraSize { .. }
             | P::Feature { .. }
             | P::FeatureAlone { .. }
+            | P::FieldAlone { .. }
             | P::Mmp(..)
             | P::GroupFlags { .. }
             | P::Reserved { .. }
@@ -202,6 +203,9 @@ impl Problem {
             | P::XattrName { .. }
             | P::XattrEntryHash { .. }
             | P::XattrInode { .. } => "take out what is damaged of the attributes",
+            P::EntryInode { why: crate::HOLDS_VALUE, .. } => {
+                "take out the entry or, where no attribute has it, the mark of a value"
+            }
             P::Dir { .. } | P::Name { .. } | P::EntryInode { .. } | P::SecondParent { .. } => {
                 "take out the entry"
             }

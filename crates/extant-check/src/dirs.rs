@@ -499,7 +499,7 @@ impl<'s> DirScan<'s, '_> {
             self.check_policy(walk, entry, mode);
         }
         if target.is_value() {
-            let why = "which holds an attribute's value";
+            let why = crate::HOLDS_VALUE;
             self.problem(Problem::EntryInode { dir, name: name(), ino, why });
         }
         self.check_type(walk, entry, FileType::from_mode(mode));

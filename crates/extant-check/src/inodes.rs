@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU32;
 use extant_base::{FsBlock, Ino};
 use extant_format::checksum::inode_seed;
 use extant_format::dir;
+use extant_format::extent;
 use extant_format::features::{Compat, Incompat, RoCompat};
 use extant_format::inode::{FileKind, Inode, InodeFlags};
 
@@ -568,11 +569,30 @@ impl Scan<'_, '_> {
                     if entry.is_used() { is_name } else { entry.rec_len == 56 }
                 }));
         }
-        if !self.in_range(block, 1) || inode.size == 0 && field32(&inode.block, 4) != 0 {
-            return Ok(false);
-        }
         let mut bytes = Vec::new();
-        self.read_block(block, &mut bytes)?;
+        let mut block = block;
+        if field16(&inode.block, 0) == extent::MAGIC {
+            bytes.extend_from_slice(&inode.block);
+            // The first record of each node leads to the first block, or to the node below.
+            for _level in 0..=extent::DEPTH_MAX {
+                let (is_leaf, count) = (field16(&bytes, 6) == 0, field16(&bytes, 2));
+                let at = if is_leaf { [18, 20] } else { [20, 16] };
+                block =
+                    (u64::from(field16(&bytes, at[0])) << 32) | u64::from(field32(&bytes, at[1]));
+                if count == 0 || field32(&bytes, 12) != 0 || !self.in_range(block, 1) {
+                    return Ok(false);
+                }
+                self.read_block(block, &mut bytes)?;
+                if is_leaf || field16(&bytes, 0) != extent::MAGIC {
+                    break;
+                }
+            }
+        } else {
+            if !self.in_range(block, 1) || inode.size == 0 && field32(&inode.block, 4) != 0 {
+                return Ok(false);
+            }
+            self.read_block(block, &mut bytes)?;
+        }
         let is_dot = bytes.get(6) == Some(&1) && bytes.get(8) == Some(&b'.');
         Ok(is_dot && field32(&bytes, 0) == ino.0 && field16(&bytes, 4) == 12)
     }

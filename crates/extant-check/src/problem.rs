@@ -14,6 +14,9 @@ use extant_format::orphan::OrphanError;
 use extant_format::quota::{QuotaError, QuotaKind};
 use extant_format::xattr::XattrFault;
 
+/// Why an entry is wrong whose inode is marked as the value of an attribute.
+pub const HOLDS_VALUE: &str = "which holds an attribute's value";
+
 /// One broken rule.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -74,6 +77,16 @@ pub enum Problem {
         name: &'static str,
         /// What is missing.
         why: &'static str,
+    },
+    /// A field that means nothing without a feature has a value with which e2fsck opens nothing.
+    #[error("{field} is {found}, though the feature {feature} is off")]
+    FieldAlone {
+        /// Name of the field.
+        field: &'static str,
+        /// Its value.
+        found: u32,
+        /// Name of the feature.
+        feature: &'static str,
     },
     /// The block for multiple-mount protection.
     #[error("{0}")]
@@ -418,8 +431,8 @@ pub enum Problem {
         /// Both values.
         source: ChecksumError,
     },
-    /// An entry without a name that is no access control list.
-    #[error("inode {ino}: attribute at byte {offset} with prefix {index} has no name")]
+    /// An entry without a name that is no access control list, or, in a block, without a prefix.
+    #[error("inode {ino}: attribute at byte {offset} has prefix {index} and {len} bytes of name")]
     XattrName {
         /// The inode.
         ino: Ino,
@@ -427,6 +440,8 @@ pub enum Problem {
         offset: u32,
         /// Index of its name's prefix.
         index: u8,
+        /// Length of the name behind the prefix.
+        len: usize,
     },
     /// The hash of an entry.
     #[error(

@@ -135,6 +135,30 @@ impl Checker<'_> {
                 sb.features.has_ro_compat(RoCompat::QUOTA),
             ),
         ];
+        let desc_size = sb.raw.s_desc_size.get();
+        let is_no_size = desc_size > 1024 || !(desc_size == 0 || desc_size.is_power_of_two());
+        let per_flex = sb.log_groups_per_flex;
+        let unread = [
+            (
+                is_no_size && !sb.features.has_incompat(Incompat::SIXTY_FOUR_BIT),
+                ("s_desc_size", u32::from(desc_size), "64bit"),
+            ),
+            (
+                per_flex > 31 && !sb.features.has_incompat(Incompat::FLEX_BG),
+                ("s_log_groups_per_flex", u32::from(per_flex), "flex_bg"),
+            ),
+        ];
+        // Without the feature nobody uses these two, but whatever they name would be taken for a file without a name.
+        let has_quota = sb.features.has_ro_compat(RoCompat::QUOTA);
+        let unused =
+            [("s_usr_quota_inum", sb.user_quota_inode), ("s_grp_quota_inum", sb.group_quota_inode)];
+        for (_, (field, found, feature)) in unread.into_iter().filter(|(is_bad, _)| *is_bad) {
+            self.problem(Problem::FieldAlone { field, found, feature });
+        }
+        for (field, ino) in unused.into_iter().filter(|(_, ino)| !has_quota && ino.0 != 0) {
+            let why = "though the feature is off";
+            self.problem(Problem::SpecialInode { field, ino, why });
+        }
         for (_, (name, why)) in alone.into_iter().filter(|(is_alone, _)| *is_alone) {
             self.problem(Problem::FeatureAlone { name, why });
         }
@@ -216,6 +240,8 @@ impl Checker<'_> {
             (u64::from(journal.len) > mapped, "it is longer than its file"),
             (journal.is_dirty() && !recover, "it has transactions, but needs no recovery"),
             (journal.errno != 0, "it was aborted by an error"),
+            // Linux does not look at it; e2fsck takes the journal for one on a device of its own, and stops.
+            (journal.user_count > 1, "it names several file systems that use it"),
             (journal.len < JOURNAL_BLOCKS_MIN, "it is shorter than a journal may be"),
             (!journal.fast_commits_fit(), "its blocks for fast commits leave no room for a log"),
             (

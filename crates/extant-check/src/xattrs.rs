@@ -142,9 +142,11 @@ impl Scan<'_, '_> {
         let (mut bytes, mut inodes) = (0u64, 0u32);
         for entry in area.entries() {
             let is_acl = matches!(entry.index, NameIndex::ACL_ACCESS | NameIndex::ACL_DEFAULT);
-            if entry.name.is_empty() && !is_acl {
-                let (offset, index) = (entry.offset, entry.index.0);
-                self.problem(Problem::XattrName { ino, offset, index });
+            // e2fsck takes a block with an entry of prefix 0, which Linux shows to nobody, for damaged as a whole.
+            let is_outside = entry.index.0 == 0 && !in_inode;
+            if (entry.name.is_empty() && !is_acl) || is_outside {
+                let (offset, index, len) = (entry.offset, entry.index.0, entry.name.len());
+                self.problem(Problem::XattrName { ino, offset, index, len });
             }
             match entry.value {
                 Value::Here(value) => {

@@ -3,15 +3,21 @@
 
 use std::collections::BTreeSet;
 
-use extant_base::{FsBlock, GroupIndex, sabotage};
+use extant_base::{FsBlock, GroupIndex, Ino, sabotage};
 use extant_block::BlockDevice;
 use extant_check::Problem;
 use extant_format::features::Incompat;
 use extant_format::group::{GroupChecksum, GroupDescriptor, GroupError, GroupFlags};
+use extant_format::inode::InodeFlags;
+use extant_format::record::{Record, u32_at};
 use extant_layout::{Geometry, mke2fs_geometry, table_score};
 
 use crate::error::{Fixed, Trouble};
 use crate::state::State;
+
+/// Blocks of a table that are looked at for directories, and directories that are looked at.
+const LOOKED_BLOCKS: u64 = 512;
+const DIRECTORIES_MAX: u32 = 32;
 
 /// One of the three places that a descriptor names.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -77,9 +83,12 @@ pub(crate) fn renew(state: &mut State, problems: &[Problem]) -> Fixed<bool> {
     // Without checksums nothing tells which of the others are right: what one says may be possible by chance.
     let are_all_doubtful =
         state.group_checksum == GroupChecksum::None && problems.iter().any(is_impossible);
-    let groups: Box<dyn Iterator<Item = u32>> = match are_all_doubtful {
+    // Of two that name one place, the other may be the one that is wrong.
+    let is_overlap = |problem: &Problem| matches!(problem, Problem::MetadataOverlap { .. });
+    let overlaps = problems.iter().any(is_overlap);
+    let groups: Box<dyn Iterator<Item = u32>> = match are_all_doubtful || overlaps {
         true => Box::new(0..state.sb.group_count),
-        false => Box::new(named.into_iter()),
+        false => Box::new(named.iter().copied()),
     };
     let geometry = mke2fs_geometry(&state.sb);
     let mut any = false;
@@ -90,10 +99,97 @@ pub(crate) fn renew(state: &mut State, problems: &[Problem]) -> Fixed<bool> {
         if has_places_of(&better.descriptor, &descriptor) {
             continue;
         }
+        let is_doubtful = are_all_doubtful || named.contains(&group);
+        if !is_doubtful && !is_at_least_as_good(state, group, &better, &descriptor) {
+            continue;
+        }
         move_to(state, group, Some(better))?;
         any = true;
     }
     Ok(any)
+}
+
+/// Returns whether a backup says of a group, about which there is no problem of its own, what the inodes there do not
+/// contradict.
+fn is_at_least_as_good(state: &State, group: u32, better: &Better, own: &GroupDescriptor) -> bool {
+    better.is_backup
+        && evidence(state, group, better.descriptor.inode_table.0)
+            >= evidence(state, group, own.inode_table.0)
+}
+
+/// What speaks for an inode table: directories that say by their name `.` which inode they are, less those that say
+/// another one; then how much it looks like a table, which one that is shifted by a few blocks does as well.
+fn evidence(state: &State, group: u32, start: u64) -> (i64, i64) {
+    (named_directories(state, group, start), score(state, group, start))
+}
+
+fn named_directories(state: &State, group: u32, start: u64) -> i64 {
+    let len = u64::from(state.sb.inode_table_blocks());
+    if !state.in_range(start, len) {
+        return i64::MIN;
+    }
+    let size = state.record_bytes();
+    let per_block = (state.block_bytes() / size.max(1)) as u32;
+    let first = group.wrapping_mul(state.sb.inodes_per_group).wrapping_add(1);
+    let (mut count, mut seen) = (0, 0);
+    for block in 0..len.min(LOOKED_BLOCKS) {
+        let Ok(bytes) = state.read_block(start + block) else { continue };
+        for (raw, slot) in bytes.chunks_exact(size).zip(0u32..) {
+            let ino =
+                Ino(first.wrapping_add((block as u32).wrapping_mul(per_block)).wrapping_add(slot));
+            let record = Record { ino, bytes: raw.to_vec() };
+            if !record.is_dir() || record.links() == 0 || record.has(InodeFlags::INLINE_DATA) {
+                continue;
+            }
+            let Ok(map) = state.read_map(&record) else { continue };
+            let Some(extent) = map.extents.first() else { continue };
+            let Ok(entries) = state.read_block(extent.device_start.0) else { continue };
+            // A name of one byte, which is a dot.
+            let is_dot = entries.get(6) == Some(&1) && entries.get(8) == Some(&b'.');
+            count += if is_dot && u32_at(&entries, 0) == ino.0 { 1 } else { -1 };
+            seen += 1;
+            if seen == DIRECTORIES_MAX {
+                return count;
+            }
+        }
+    }
+    count
+}
+
+/// Groups whose backup names another table than they do, and there, rather than where they say, are inodes of this
+/// group; with what is to be said of each.
+pub(crate) fn contradicted(state: &State) -> Vec<(u32, String)> {
+    let mut found = Vec::new();
+    let Some(backup) = state.heads.superblock_groups().nth(1) else { return found };
+    let per_block = state.sb.descriptors_per_block().max(1);
+    let size = usize::from(state.sb.desc_size).max(32);
+    for index in 0..state.sb.descriptor_blocks() {
+        let copy = state.heads.descriptor_block_copy(index, backup);
+        let Some(block) = copy.filter(|block| state.in_range(block.0, 1)) else { continue };
+        let Ok(bytes) = state.read_block(block.0) else { continue };
+        let first = index.saturating_mul(per_block);
+        for (raw, group) in bytes.chunks_exact(size).zip(first..state.sb.group_count) {
+            let Some(own) = state.groups.get(group as usize) else { break };
+            let Ok(other) = GroupDescriptor::decode(raw) else { continue };
+            let (at, instead) = (own.inode_table.0, other.inode_table.0);
+            if at == instead || evidence(state, group, instead) <= evidence(state, group, at) {
+                continue;
+            }
+            if matches!(from_backup(state, group), Ok(Some(better)) if better.inode_table.0 == instead)
+            {
+                found.push((group, format!(
+                    "group {group}: its inode table is said to be at block {at}; its inodes are at block {instead}, as a copy says"
+                )));
+            }
+        }
+    }
+    found
+}
+
+/// Gives a group the places that its backup names.
+pub(crate) fn take_copy(state: &mut State, group: u32) -> Fixed {
+    let better = from_backup(state, group)?;
+    move_to(state, group, better.map(|descriptor| Better { descriptor, is_backup: true }))
 }
 
 /// Has the group with the journal's inode read as by a better descriptor, if there is one: what waits in the log may be
@@ -103,8 +199,8 @@ pub(crate) fn renew_for_journal(state: &mut State) -> Fixed {
     let Ok(descriptor) = state.group(group) else { return Ok(()) };
     let geometry = mke2fs_geometry(&state.sb);
     let Some(better) = better(state, group, geometry.as_ref())? else { return Ok(()) };
-    let own = score(state, group, descriptor.inode_table.0);
-    let is_better = score(state, group, better.descriptor.inode_table.0) > own;
+    let own = evidence(state, group, descriptor.inode_table.0);
+    let is_better = evidence(state, group, better.descriptor.inode_table.0) > own;
     if is_better && let Some(slot) = state.groups.get_mut(group as usize) {
         *slot = better.descriptor;
     }

@@ -200,7 +200,7 @@ fn is_plausible(area: &[u8], at: usize, layout: DirLayout, inodes: u32) -> bool 
 
 /// Sets one directory right.
 pub(crate) fn fix(state: &mut State, dir: Ino, problems: &[Problem]) -> Fixed {
-    if revive(state, problems)? {
+    if revive(state, problems)? || unmark(state, problems)? {
         return Ok(());
     }
     let mut record = state.load(dir)?;
@@ -343,6 +343,25 @@ fn revive(state: &mut State, problems: &[Problem]) -> Fixed<bool> {
         descriptor.flags.remove(GroupFlags::INODE_UNINIT);
         descriptor.itable_unused = 0;
         state.set_group(group.0, descriptor)?;
+        found = true;
+    }
+    Ok(found)
+}
+
+/// Takes the mark of an attribute's value from files that have a name and that no attribute has: without the name
+/// they would be deleted.
+fn unmark(state: &mut State, problems: &[Problem]) -> Fixed<bool> {
+    let mut found = false;
+    for problem in problems {
+        let Problem::EntryInode { ino, why: extant_check::HOLDS_VALUE, .. } = problem else {
+            continue;
+        };
+        if state.exam.value_references(*ino) != 0 {
+            continue;
+        }
+        let mut record = state.load(*ino)?;
+        record.set_flag(InodeFlags::EA_INODE, false);
+        state.store(&record)?;
         found = true;
     }
     Ok(found)

@@ -74,6 +74,8 @@ struct Session<'a> {
     was_valid: bool,
     /// Trees of extents were looked at.
     trees_are_done: bool,
+    /// The blocks of the resize inode were set right once.
+    has_fixed_resize: bool,
     /// Groups of which the caller knows whether their inode table is there.
     told_tables: BTreeSet<u32>,
 }
@@ -105,6 +107,7 @@ pub fn repair(
         rounds: 0,
         was_valid: false,
         trees_are_done: false,
+        has_fixed_resize: false,
         told_tables: BTreeSet::new(),
     };
     let found = supers::find(&draft)?;
@@ -139,6 +142,9 @@ pub fn repair(
             Err(_) => {}
         }
         sb = supers::reread(&draft)?;
+    }
+    if !session.is_stopped {
+        session.renew_by_copies(&mut sb)?;
     }
     let is_touched = !draft.is_unchanged();
     let mut is_clean = false;
@@ -199,6 +205,34 @@ impl Session<'_> {
         let mut state = made.map_err(give_up)?;
         descriptors::renew_for_journal(&mut state).map_err(give_up)?;
         Ok(state)
+    }
+
+    /// Takes descriptors from a backup that name another table than where the inodes of their group are: without
+    /// checksums, whatever is read there looks like inodes that belong elsewhere.
+    fn renew_by_copies(&mut self, sb: &mut Superblock) -> Result<(), RepairError> {
+        let (draft, mut pins) = (Arc::clone(&self.draft), Some(Bits::default()));
+        let exam = Examination::default();
+        let made = State::new(draft, sb.clone(), exam, &mut pins, self.now);
+        let mut state = made.map_err(give_up)?;
+        let found = descriptors::contradicted(&state);
+        for (group, text) in &found {
+            self.tell(
+                "group",
+                text.clone(),
+                "take the descriptor from a backup",
+                Severity::FileSystem,
+            );
+            if self.is_stopped {
+                return Ok(());
+            }
+            self.mark(&mut state)?;
+            descriptors::take_copy(&mut state, *group).map_err(give_up)?;
+        }
+        if !found.is_empty() {
+            self.draft.seal();
+            *sb = supers::reread(&self.draft)?;
+        }
+        Ok(())
     }
 
     /// Repeats rounds until there is nothing left to do. Returns whether no problem is left then.

@@ -243,6 +243,14 @@ pub(crate) fn fix_named(state: &mut State, field: &str, ino: Ino) -> Fixed {
             remove_orphan_file(state)
         }
         "s_orphan_file_inum" => make_orphan_file(state),
+        "s_usr_quota_inum" if !state.sb.features.has(Feature::QUOTA) => {
+            state.sb.user_quota_inode = Ino(0);
+            state.write_superblock()
+        }
+        "s_grp_quota_inum" if !state.sb.features.has(Feature::QUOTA) => {
+            state.sb.group_quota_inode = Ino(0);
+            state.write_superblock()
+        }
         "s_usr_quota_inum" => write_quota(state, QuotaKind::User, true),
         "s_grp_quota_inum" => write_quota(state, QuotaKind::Group, true),
         "s_prj_quota_inum" if !state.sb.features.has(Feature::QUOTA) => {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use extant_base::{FsBlock, GroupIndex, Ino, sabotage};
 use extant_block::BlockDevice;
-use extant_format::features::{Compat, Features, Incompat};
+use extant_format::features::{Compat, DefaultHash, Features, Incompat};
 use extant_format::group::{GroupChecksum, GroupDescriptor};
 use extant_format::superblock::{
     MAGIC, OLD_FIRST_INO, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock, SuperblockError,
@@ -261,6 +261,12 @@ fn patched(
                     "s_log_groups_per_flex" => {
                         // Nothing follows from it but where new things go: what mke2fs chooses.
                         put(bytes, 0x174, &[4]);
+                        notes.push(("superblock", error.to_string()));
+                        continue;
+                    }
+                    "s_def_hash_version" => {
+                        // Directories that have an index say which hash it has: what mke2fs chooses.
+                        put(bytes, 0xfc, &[DefaultHash::HalfMd4.to_raw()]);
                         notes.push(("superblock", error.to_string()));
                         continue;
                     }

@@ -47,21 +47,26 @@ pub(crate) fn fix(state: &mut State, inodes: &BTreeSet<Ino>) -> Fixed {
     // Blocks of attributes, and where their copies are: those who share a block share its copy.
     let mut attribute_blocks = BTreeMap::<u64, Option<u64>>::new();
     let all: Vec<Ino> = state.exam.inodes().map(|view| view.ino).collect();
+    // Its lists are in the reserve, which is fixed; the block that lists them is its own, and cannot be copied: whoever
+    // comes before it gets the copy.
+    let for_resize = inodes.contains(&Ino::RESIZE);
+    if all.contains(&Ino::RESIZE) {
+        let record = state.load(Ino::RESIZE)?;
+        let double = u64::from(extant_format::record::u32_at(&record.block_area(), 13 * 4));
+        if state.in_range(double, 1) {
+            claimed.set(state.cluster(double));
+        }
+    }
     for ino in all {
-        let mut record = state.load(ino)?;
-        let acl = record.file_acl(state.is_wide()).0;
         if ino == Ino::RESIZE {
-            // Its lists are in the reserve, which is fixed; the block that lists them is its own.
-            let double = u64::from(extant_format::record::u32_at(&record.block_area(), 13 * 4));
-            if state.in_range(double, 1) {
-                claimed.set(state.cluster(double));
-            }
             continue;
         }
+        let mut record = state.load(ino)?;
+        let acl = record.file_acl(state.is_wide()).0;
         let mut changed = false;
         if acl != 0 && state.in_range(acl, 1) {
             let cluster = state.cluster(acl);
-            let may_copy = inodes.contains(&ino);
+            let may_copy = for_resize || inodes.contains(&ino);
             let to = match attribute_blocks.get(&acl) {
                 Some(copied) => *copied,
                 None if claimed.get(cluster) && may_copy => Some(copy_attributes(state, acl)?),
@@ -75,8 +80,11 @@ pub(crate) fn fix(state: &mut State, inodes: &BTreeSet<Ino>) -> Fixed {
             }
         }
         let map = state.read_map(&record)?;
-        let (extents, has_copies) = part(state, &map, &mut claimed, inodes.contains(&ino))?;
-        if has_copies {
+        let (extents, has_copies) =
+            part(state, &map, &mut claimed, for_resize || inodes.contains(&ino))?;
+        // A block that is no node of the map, because it is something else, is none either when it is copied.
+        let loses_nodes = inodes.contains(&ino) && map.lost_nodes != 0;
+        if has_copies || loses_nodes {
             state.write_map(&mut record, &extents)?;
             changed = true;
         }
@@ -85,6 +93,39 @@ pub(crate) fn fix(state: &mut State, inodes: &BTreeSet<Ino>) -> Fixed {
         }
     }
     Ok(())
+}
+
+/// Clusters that an inode has.
+fn clusters(state: &State, ino: Ino) -> Fixed<BTreeSet<u64>> {
+    let record = state.load(ino)?;
+    let map = state.read_map(&record)?;
+    let mut own: BTreeSet<u64> = map.nodes.iter().map(|node| state.cluster(*node)).collect();
+    for extent in &map.extents {
+        let start = extent.device_start.0;
+        let end = start + u64::from(extent.len.0.max(1)) - 1;
+        own.extend(state.cluster(start)..=state.cluster(end));
+    }
+    Ok(own)
+}
+
+/// Clusters that the file system itself and a file have, or two files.
+pub(crate) fn shared(state: &State) -> Fixed<Bits> {
+    let mut claimed = fixed(state);
+    let mut shared = Bits::new(state.sb.group_count, state.sb.clusters_per_group);
+    for view in state.exam.inodes() {
+        for cluster in clusters(state, view.ino)? {
+            if claimed.get(cluster) && view.ino != Ino::RESIZE {
+                shared.set(cluster);
+            }
+            claimed.set(cluster);
+        }
+    }
+    Ok(shared)
+}
+
+/// Returns whether the map of an inode leads to one of these clusters.
+pub(crate) fn lies_in(state: &State, shared: &Bits, ino: Ino) -> Fixed<bool> {
+    Ok(clusters(state, ino)?.into_iter().any(|cluster| shared.get(cluster)))
 }
 
 /// The extents of a map with copies in place of clusters that are claimed, if `may_copy`; what is not is

@@ -135,6 +135,9 @@ fn is_right(
     if name.contains(&0) || (name.is_empty() && !matches!(index, 2 | 3)) {
         return false;
     }
+    if rules.is_block && index == 0 {
+        return false;
+    }
     if names.contains(&key(bytes, one)) {
         return false;
     }

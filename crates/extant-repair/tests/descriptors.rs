@@ -78,8 +78,10 @@ fn the_only_superblock_loses_nothing_by_a_field_that_follows_from_others() {
     require!(oracle::mke2fs(&path, "8M", &words));
     let good = extant_testkit::image::load(&path);
     let before = seen(&good);
-    let places: [(u64, &[u8]); 8] = [
+    let places: [(u64, &[u8]); 9] = [
         (0x174, &[164]),
+        // The hash of new directories: none that Linux knows, so it mounts nothing.
+        (0xfc, &[127]),
         // The UUID and the number of an external journal, beside the inode of the one inside.
         (0xd0, &[7; 16]),
         (0xe4, &[1, 2, 3, 4]),
@@ -100,6 +102,32 @@ fn the_only_superblock_loses_nothing_by_a_field_that_follows_from_others() {
         assert_eq!(losses(&before, &device), Vec::<String>::new(), "{what}");
         assert_eq!(problems(&device), Vec::<String>::new(), "{what}");
         assert_eq!(require!(e2fsck(&device, dir.path(), false)), "", "{what}");
+    }
+}
+
+#[test]
+fn of_two_groups_that_name_one_place_the_one_that_its_copy_contradicts_is_wrong() {
+    let sets: [&[&str]; 3] = [
+        &["-text3", "-b1024", "-Jsize=1"],
+        &["-text4", "-b1024", "-O^metadata_csum,^uninit_bg,^64bit", "-Jsize=1"],
+        &["-text4", "-b1024", "-O^metadata_csum,^uninit_bg,^64bit,^flex_bg", "-Jsize=1"],
+    ];
+    for features in sets {
+        let dir = tempdir().unwrap();
+        let good = require!(sample(dir.path(), features));
+        let before = seen(&good);
+        let mut table = [0; 4];
+        good.read_at(2048 + 8, &mut table).unwrap();
+        let table = u32::from_le_bytes(table);
+        for by in [-3, -1, 1, 2, 9, 27] {
+            let device = good.snapshot();
+            device.write_at(2048 + 8, &table.wrapping_add_signed(by).to_le_bytes()).unwrap();
+            let outcome = repaired(&device).unwrap();
+            let what = format!("{features:?}, {by}: {:#?}", outcome.findings);
+            assert_eq!(losses(&before, &device), Vec::<String>::new(), "{what}");
+            assert!(outcome.is_clean, "{what}");
+            assert_eq!(require!(e2fsck(&device, dir.path(), false)), "", "{what}");
+        }
     }
 }
 

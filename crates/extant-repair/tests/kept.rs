@@ -10,6 +10,7 @@ use std::sync::Arc;
 use common::{SETS, e2fsck, losses, problems, repaired, sample, seen};
 use extant::{MountOptions, QuotaKind, QuotaLimits};
 use extant_block::{BlockDevice, MemoryDevice};
+use extant_format::jbd2::JournalSuperblock;
 use extant_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock};
 use extant_repair::{Ask, Decision, Fix, Preen, RepairOptions, repair};
 use extant_testkit::{image, oracle, require, tempdir};
@@ -232,6 +233,220 @@ fn a_list_of_attributes_without_an_end_loses_its_last() {
     let names = mounted.resolve("/d/file9").unwrap().xattr_names().unwrap();
     let wanted: [&[u8]; 3] = [b"user.four", b"user.a second", b"user.a third."];
     assert_eq!(names, wanted);
+}
+
+#[test]
+fn an_attribute_without_a_prefix_leaves_its_block_and_the_others_stay() {
+    let dir = tempdir().unwrap();
+    let good = require!(sample(dir.path(), SETS[2]));
+    let path = dir.path().join("prefix.img");
+    image::save(&good, &path);
+    let value = dir.path().join("value");
+    fs::write(&value, [b'v'; 250]).unwrap();
+    let value = value.display();
+    let set = format!(
+        "ea_set -f {value} /d/file9 user.one\nea_set -f {value} /d/file9 user.other\nstat /d/file9"
+    );
+    let said = require!(oracle::debugfs(&path, true, &set));
+    let block: u64 = said
+        .split("File ACL: ")
+        .nth(1)
+        .unwrap()
+        .split_whitespace()
+        .next()
+        .unwrap()
+        .parse()
+        .unwrap();
+    let device = image::load(&path);
+    let mut bytes = [0; 1024];
+    device.read_at(block * 1024, &mut bytes).unwrap();
+    let name = b"one";
+    let entry = (32..1000).step_by(4).find(|at| &bytes[at + 16..at + 19] == name).unwrap();
+    assert_eq!(bytes[entry..entry + 2], [3, 1]);
+    // Neither its hash nor that of the block has the prefix in it.
+    device.write_at(block * 1024 + entry as u64 + 1, &[0]).unwrap();
+    assert_ne!(require!(e2fsck(&device, dir.path(), false)), "");
+    assert_eq!(problems(&device).len(), 1, "{:?}", problems(&device));
+    let mounted = mended(device, dir.path());
+    let inode = mounted.resolve("/d/file9").unwrap();
+    assert_eq!(inode.xattr("user.other").unwrap(), [b'v'; 250]);
+    assert_eq!(inode.xattr_names().unwrap(), [b"user.other"]);
+}
+
+#[test]
+fn an_extent_that_is_too_long_takes_nothing_from_those_behind_it() {
+    let dir = tempdir().unwrap();
+    let good = Arc::new(require!(sample(dir.path(), SETS[2])));
+    let fs = MountOptions::new().read_only(false).open(Arc::clone(&good)).unwrap();
+    // Four extents of a block, side by side on the device.
+    let file = fs.open_options().write(true).create(true).open("/d/sparse").unwrap();
+    for at in [0, 80, 160, 240] {
+        assert_eq!(file.write_at(&[b'0' + (at / 80) as u8; 1024], at << 10).unwrap(), 1024);
+    }
+    file.sync().unwrap();
+    drop(file);
+    fs.unmount().unwrap();
+    let before = seen(&good);
+    let contents = MountOptions::new().open(good.snapshot()).unwrap().read("/d/sparse").unwrap();
+    // The second word of a record has its length: of the first and second of the four.
+    for (word, len) in [(4, 100), (4, 200), (4, 1 << 15), (7, 100), (7, 1 << 15)] {
+        let command = format!("set_inode_field /d/sparse block[{word}] {len}");
+        let device = require!(damaged(dir.path(), &good, &command));
+        let outcome = repaired(&device).unwrap();
+        assert!(outcome.is_clean, "{word} {len}: {:#?}", outcome.findings);
+        assert_eq!(problems(&device), Vec::<String>::new(), "{word} {len}");
+        assert_eq!(require!(e2fsck(&device, dir.path(), false)), "", "{word} {len}");
+        assert_eq!(losses(&before, &device), Vec::<String>::new(), "{word} {len}");
+        let now = MountOptions::new().open(Arc::new(device)).unwrap().read("/d/sparse").unwrap();
+        assert!(now == contents, "{word} {len}: other contents");
+    }
+}
+
+#[test]
+fn a_file_that_is_marked_as_the_value_of_an_attribute_keeps_its_name() {
+    let dir = tempdir().unwrap();
+    let good = Arc::new(require!(sample(dir.path(), SETS[3])));
+    let fs = MountOptions::new().read_only(false).open(Arc::clone(&good)).unwrap();
+    fs.write("/d/large", vec![7; 50_000]).unwrap();
+    fs.unmount().unwrap();
+    // With the mark, and that of a file with extents.
+    let device = require!(damaged(dir.path(), &good, "set_inode_field /d/large flags 0x280000"));
+    assert_ne!(problems(&device), Vec::<String>::new());
+    let mounted = mended(device, dir.path());
+    assert_eq!(mounted.read("/d/large").unwrap(), [7; 50_000]);
+}
+
+#[test]
+fn a_file_that_is_named_as_a_quota_file_keeps_its_name_where_there_is_no_quota() {
+    let dir = tempdir().unwrap();
+    let good = require!(sample(dir.path(), SETS[2]));
+    let before = seen(&good);
+    let mounted = MountOptions::new().open(good.snapshot()).unwrap();
+    let ino = mounted.resolve("/d/file5").unwrap().ino().0;
+    drop(mounted);
+    // s_usr_quota_inum and s_grp_quota_inum.
+    for at in [0x240, 0x244] {
+        let device = good.snapshot();
+        device.write_at(1024 + at, &ino.to_le_bytes()).unwrap();
+        let mended_device = device.snapshot();
+        drop(mended(mended_device.snapshot(), dir.path()));
+        let outcome = repaired(&mended_device).unwrap();
+        assert!(outcome.is_clean, "{:#?}", outcome.findings);
+        assert_eq!(losses(&before, &mended_device), Vec::<String>::new(), "{at:#x}");
+        let fs = MountOptions::new().open(Arc::new(mended_device)).unwrap();
+        assert_eq!(fs.resolve("/d/file5").unwrap().ino().0, ino);
+    }
+}
+
+#[test]
+fn what_e2fsck_does_not_open_is_a_problem_also_where_linux_does_not_look() {
+    let dir = tempdir().unwrap();
+    let good = require!(sample(dir.path(), SETS[1]));
+    let before = seen(&good);
+    // s_desc_size without 64bit, s_log_groups_per_flex without flex_bg.
+    for (at, bytes) in [(0xfe, &[0xff, 0xff][..]), (0xfe, &[33, 0]), (0x174, &[0xae])] {
+        let device = good.snapshot();
+        device.write_at(1024 + at, bytes).unwrap();
+        assert_ne!(require!(e2fsck(&device, dir.path(), false)), "");
+        assert_eq!(problems(&device).len(), 1, "{:?}", problems(&device));
+        assert_eq!(losses(&before, &device), Vec::<String>::new(), "{at:#x}");
+        drop(mended(device, dir.path()));
+    }
+}
+
+#[test]
+fn a_map_that_leads_into_a_table_of_inodes_is_what_is_left_of_it() {
+    let dir = tempdir().unwrap();
+    let good = Arc::new(require!(sample(dir.path(), SETS[2])));
+    let fs = MountOptions::new().read_only(false).open(Arc::clone(&good)).unwrap();
+    let file = fs.open_options().write(true).create(true).open("/d/sparse").unwrap();
+    for at in 0..200 {
+        assert_eq!(file.write_at(&[7; 1024], at << 13).unwrap(), 1024);
+    }
+    file.sync().unwrap();
+    drop(file);
+    fs.unmount().unwrap();
+    let before = seen(&good);
+    let mut table = [0; 4];
+    good.read_at(2048 + 8, &mut table).unwrap();
+    let table = u32::from_le_bytes(table);
+    // The second word of the first index record is the block of the node.
+    let command = format!("set_inode_field /d/sparse block[4] {}", table + 3);
+    let device = require!(damaged(dir.path(), &good, &command));
+    let lost = MountOptions::new().open(good.snapshot()).unwrap();
+    let lost = lost.resolve("/d/sparse").unwrap().ino();
+    let outcome = repaired(&device).unwrap();
+    assert!(outcome.is_clean, "{:#?}", outcome.findings);
+    assert_eq!(problems(&device), Vec::<String>::new());
+    assert_eq!(require!(e2fsck(&device, dir.path(), false)), "");
+    let mut others = losses(&before, &device);
+    others.retain(|text| !text.contains(&format!("inode {lost} ")));
+    assert_eq!(others, Vec::<String>::new());
+}
+
+#[test]
+fn a_directory_that_reaches_over_tables_and_journal_takes_nothing_from_them() {
+    let dir = tempdir().unwrap();
+    for features in &SETS[2..] {
+        let good = require!(sample(dir.path(), features));
+        let before = seen(&good);
+        // The root, of one block, is said to have many: bitmaps, tables and files lie behind it.
+        for len in [17, 40, 345, 2000] {
+            let command = format!("set_inode_field / block[4] {len}");
+            let device = require!(damaged(dir.path(), &good, &command));
+            let outcome = repaired(&device).unwrap();
+            let what = format!("{features:?}, {len}: {:#?}", outcome.findings);
+            assert_eq!(losses(&before, &device), Vec::<String>::new(), "{what}");
+            // Of so many there is no room for copies.
+            if len < 2000 {
+                assert!(outcome.is_clean, "{what}");
+                assert_eq!(require!(e2fsck(&device, dir.path(), false)), "", "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_directory_that_has_the_type_of_a_device_or_pipe_is_one_again() {
+    let dir = tempdir().unwrap();
+    for features in [SETS[1], SETS[2], SETS[6]] {
+        let good = require!(sample(dir.path(), features));
+        let before = seen(&good);
+        for (name, mode) in [("/d", "020755"), ("/many", "010755"), ("/d/e", "0140700")] {
+            let command = format!("set_inode_field {name} mode {mode}");
+            let device = require!(damaged(dir.path(), &good, &command));
+            let outcome = repaired(&device).unwrap();
+            let what = format!("{features:?}, {name}: {:#?}", outcome.findings);
+            assert_eq!(losses(&before, &device), Vec::<String>::new(), "{what}");
+            let fs = mended(device, dir.path());
+            assert!(fs.read_dir("/many").unwrap().count() >= 150, "{what}");
+            assert!(fs.resolve("/d/e/f").is_ok(), "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_journal_of_several_file_systems_is_this_ones_again() {
+    let dir = tempdir().unwrap();
+    for features in [SETS[1], SETS[6]] {
+        let good = require!(sample(dir.path(), features));
+        let path = dir.path().join("users.img");
+        let _removed = fs::remove_file(&path);
+        image::save(&good, &path);
+        let said = require!(oracle::debugfs(&path, false, "bmap <8> 0"));
+        let block: u64 = said.lines().find_map(|line| line.trim().parse().ok()).unwrap();
+        let device = image::load(&path);
+        let at = block * if features == SETS[1] { 1024 } else { 4096 };
+        let mut bytes = [0; 1024];
+        device.read_at(at, &mut bytes).unwrap();
+        let mut journal = JournalSuperblock::decode(&bytes).unwrap();
+        journal.user_count = 24;
+        journal.encode(&mut bytes).unwrap();
+        device.write_at(at, &bytes).unwrap();
+        assert_ne!(require!(e2fsck(&device, dir.path(), false)), "");
+        assert_eq!(problems(&device).len(), 1, "{:?}", problems(&device));
+        drop(mended(device, dir.path()));
+    }
 }
 
 #[test]

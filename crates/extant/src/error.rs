@@ -821,7 +821,10 @@ impl fmt::Display for FsError {
                 if let Some(block) = block {
                     write!(f, " at block {block}")?;
                 }
-                write!(f, ": {fault}")
+                // Some decoders begin with the structure themselves.
+                let fault = fault.to_string();
+                let named = fault.strip_prefix(structure).and_then(|rest| rest.strip_prefix(": "));
+                write!(f, ": {}", named.unwrap_or(&fault))
             }
             Self::Unverified { ino, what, index, block_bytes } => write!(
                 f,

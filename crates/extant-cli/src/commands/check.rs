@@ -160,7 +160,7 @@ impl CheckArgs {
         let mut watch = Watch { bar: Bar::new(!self.quiet && !self.json) };
         let checked = extant_check::check_with(&shown, &options, &mut watch);
         drop(watch);
-        found.report = checked.map_err(|error| self.cannot(error, &found.name, &device))?;
+        found.report = checked.map_err(|error| cannot(error, &found.name))?;
         found.note_state(is_pending);
         Ok(found)
     }
@@ -202,18 +202,6 @@ impl CheckArgs {
         mount_failure(error, name, device, at_start)
     }
 
-    fn cannot(&self, error: CheckError, name: &str, device: &SharedDevice) -> Failure {
-        let exit = match &error {
-            CheckError::Device(_) => Exit::Io,
-            CheckError::Features { .. } => Exit::Unsupported,
-            CheckError::Superblock(_) => {
-                return self.unopened(FsError::NotExt { offset: 0, magic: None }, name, device);
-            }
-            _ => Exit::Internal,
-        };
-        Failure::new(exit, error.to_string()).about(name)
-    }
-
     /// Says that the image is in use, if it is: what changes meanwhile looks damaged.
     fn note_use(&self, file: &Path, name: &str) {
         let user = in_use::mounted_on(file, self.partition, self.offset)
@@ -248,6 +236,20 @@ impl CheckArgs {
         }
         Ok(())
     }
+}
+
+/// Why an image cannot be checked.
+fn cannot(error: CheckError, name: &str) -> Failure {
+    let exit = match &error {
+        CheckError::Device(_) => Exit::Io,
+        CheckError::Features { .. } => Exit::Unsupported,
+        CheckError::Superblock(_) => {
+            let hint = "extant repair takes a backup of it, or sets right what can be; extant salvage does without";
+            return Failure::new(Exit::Image, error.to_string()).about(name).hint(hint);
+        }
+        _ => Exit::Internal,
+    };
+    Failure::new(exit, error.to_string()).about(name)
 }
 
 impl Found {

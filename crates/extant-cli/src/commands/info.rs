@@ -159,7 +159,7 @@ fn print(
         let (free, available) = (statfs.blocks_free, statfs.blocks_available);
         writeln!(
             out,
-            "       Free: {} ({free} blocks), {} without those reserved for root",
+            "       Free: {} ({free} blocks), {} for users other than root",
             bytes(free),
             bytes(available)
         )?;

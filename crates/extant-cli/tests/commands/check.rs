@@ -150,6 +150,21 @@ fn what_is_no_image_is_said_not_checked() {
 }
 
 #[test]
+fn a_superblock_of_which_a_field_cannot_be_is_named_by_that_field() {
+    for (at, field) in [(0xfc, "s_def_hash_version"), (0x18, "block size"), (0x28, "s_inodes")] {
+        let place = Place::with_image();
+        let file = std::fs::File::options().write(true).open(place.path("a.img")).unwrap();
+        file.write_all_at(&[127; 4][..if at == 0xfc { 1 } else { 4 }], 1024 + at).unwrap();
+        let told = place.run(&["check", "a.img"]).ends_with(4);
+        let told = told.complains(&["a.img", field]).hints("extant repair");
+        assert!(!told.err().contains("device ends"), "{}", told.err());
+        // Once, and not twice.
+        let info = place.run(&["info", "--no-checksums", "a.img"]).ends_with(4);
+        assert!(!info.err().contains("superblock: superblock"), "{}", info.err());
+    }
+}
+
+#[test]
 fn any_number_of_threads_tells_the_same() {
     let place = Place::with_image();
     let commands = ["clri /dir/deep", "set_inode_field /file links_count 7", "freeb 10 5"];

@@ -195,7 +195,9 @@ impl Session<'_> {
     fn fix_twice(&mut self, state: &mut State, batch: &[Problem]) -> Result<(), RepairError> {
         let inodes: BTreeSet<Ino> =
             batch.iter().filter_map(|problem| problem.objects().ino).collect();
-        if inodes.contains(&Ino::RESIZE) {
+        // Where its own blocks are right, somebody else claims them, and that is what is to be copied.
+        if inodes.contains(&Ino::RESIZE) && !self.has_fixed_resize {
+            self.has_fixed_resize = true;
             let result = special::fix_resize(state);
             return self.note(batch, result);
         }
@@ -254,8 +256,24 @@ impl Session<'_> {
     }
 
     fn fix_dirs(&mut self, state: &mut State, batch: &[Problem]) -> Result<(), RepairError> {
+        // What could not be told apart is not written over: tables and files are worth more than a directory.
+        let shared =
+            match self.findings.iter().any(|one| one.code == "claimed-twice" && one.left.is_some())
+            {
+                true => Some(twice::shared(state)),
+                false => None,
+            };
         for (dir, problems) in Self::by_inode(batch) {
-            let result = dirs::fix(state, dir, &problems);
+            let is_elsewhere = match &shared {
+                Some(Ok(shared)) => twice::lies_in(state, shared, dir),
+                Some(Err(_)) => Ok(true),
+                None => Ok(false),
+            };
+            let result = match is_elsewhere {
+                Ok(true) => Err(Trouble::cannot("something else claims its blocks")),
+                Ok(false) => dirs::fix(state, dir, &problems),
+                Err(trouble) => Err(trouble),
+            };
             self.note(&problems, result)?;
         }
         Ok(())
@@ -322,6 +340,10 @@ fn fix_super(state: &mut State, batch: &[Problem]) -> Fixed {
                     state.sb.mmp_block = FsBlock(0);
                 }
             }
+            Problem::FieldAlone { field: "s_desc_size", .. } => {
+                state.sb.raw.s_desc_size = Default::default();
+            }
+            Problem::FieldAlone { .. } => state.sb.log_groups_per_flex = 0,
             Problem::Mmp(_) => {
                 let block = state.sb.mmp_block.0;
                 let mut bytes = vec![0; state.block_bytes()];

@@ -36,6 +36,7 @@ pub(super) fn phase(problem: &Problem) -> Phase {
         | P::ExtraSize { .. }
         | P::Feature { .. }
         | P::FeatureAlone { .. }
+        | P::FieldAlone { .. }
         | P::Mmp(..) => Phase::Super,
         P::Group(..)
         | P::OutsideGroup { .. }

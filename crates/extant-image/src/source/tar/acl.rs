@@ -77,7 +77,7 @@ fn entry(item: &[u8]) -> Result<AclEntry, String> {
         Ok(id) if id != u32::MAX => Ok(AclEntry { who: named(id), perm }),
         _ => Err(format!(
             "access list entry \"{item_text}\" names an account without its number; \
-             make the archive with --numeric-owner"
+             make the archive with --xattrs, which keeps numbers"
         )),
     }
 }

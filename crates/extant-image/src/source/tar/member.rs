@@ -544,7 +544,10 @@ fn attributes(pax: &mut Pax) -> Result<XattrSet, String> {
     ];
     let mut all: XattrSet = Vec::new();
     for (name, text) in lists {
+        // The attribute itself has numbers, where GNU tar writes names into the text.
+        let is_there = pax.xattrs.iter().any(|(other, _)| **other == *name);
         if let Some(text) = text
+            && !is_there
             && let Some(value) = acl::to_kernel(text)?
         {
             all.push((name.into(), value.into()));
