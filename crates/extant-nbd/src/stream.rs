@@ -12,6 +12,10 @@ use crate::address::At;
 /// Bytes for which whoever is in a hurry gets a second more: two megabits in a second are slow, not stalled.
 const PACE: u64 = 256 << 10;
 
+/// Bytes of a payload that go in one call: where a socket is one of this host, each part of a longer one has the whole
+/// time for itself.
+const PIECE: usize = 256 << 10;
+
 /// Returns whether an error says no more than that nothing came for a while.
 pub(crate) fn is_silence(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
@@ -138,13 +142,14 @@ impl Stream {
     }
 
     /// Writes a head and a payload.
-    pub(crate) fn send(&mut self, head: &[u8], payload: &[u8]) -> io::Result<()> {
+    pub(crate) fn send<'p>(&mut self, head: &'p [u8], payload: &'p [u8]) -> io::Result<()> {
         let total = head.len() + payload.len();
         let mut done = 0;
         while done < total {
+            let piece = |rest: &'p [u8]| IoSlice::new(&rest[..rest.len().min(PIECE)]);
             let parts = match head.get(done..).filter(|rest| !rest.is_empty()) {
-                Some(rest) => [IoSlice::new(rest), IoSlice::new(payload)],
-                None => [IoSlice::new(&payload[done - head.len()..]), IoSlice::new(&[])],
+                Some(rest) => [IoSlice::new(rest), piece(payload)],
+                None => [piece(&payload[done - head.len()..]), IoSlice::new(&[])],
             };
             match self.write_vectored(&parts) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),

@@ -121,7 +121,7 @@ impl Server {
                     }
                     stream.read_exact(piece)?;
                     if self.pace == Pace::Sips {
-                        SystemClock.sleep(Duration::from_millis(300));
+                        SystemClock.sleep(Duration::from_millis(400));
                     }
                 }
             }
@@ -201,8 +201,10 @@ fn a_reply_that_drips_is_given_up_as_one_that_does_not_come() {
 fn a_server_that_takes_a_request_sip_by_sip_is_given_up() {
     let server = Server { pace: Pace::Sips, ..Server::new(HAS_FLAGS | FLUSH) };
     server.serve(|address| {
-        let device = NbdDevice::open(address, false, HASTY).unwrap();
-        // 32 KiB in 300 milliseconds: ten seconds for all of it, and by its length it may take four.
+        // Long enough for each piece of it: the system tells of room only when a larger one was taken.
+        let settings = Settings { limit: Duration::from_secs(2), tries: 1 };
+        let device = NbdDevice::open(address, false, settings).unwrap();
+        // 32 KiB in 400 milliseconds: twelve seconds for all of it, and by its length it may take six.
         let (written, took) = timed(|| device.write_at(0, &vec![1; 1 << 20]));
         written.unwrap_err();
         assert!(took < Duration::from_secs(20), "{took:?}");
