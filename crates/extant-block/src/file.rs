@@ -57,6 +57,9 @@ pub struct FileDevice {
     /// Number of times the system was asked for space.
     #[cfg(test)]
     filled: std::sync::atomic::AtomicU64,
+    /// Whether it is as on a file system that tells of holes and cannot fill them.
+    #[cfg(test)]
+    cannot_fill: AtomicBool,
     /// Whether discards are tried: on any file, and on a block device that reports them.
     discards: bool,
     /// Rings for runs, and whether they are used.
@@ -169,6 +172,8 @@ impl FileDevice {
             asked: std::sync::atomic::AtomicU64::new(0),
             #[cfg(test)]
             filled: std::sync::atomic::AtomicU64::new(0),
+            #[cfg(test)]
+            cannot_fill: AtomicBool::new(false),
             discards: !is_block_device || discard::is_offered(&metadata),
             rings: Box::new(Rings::new(is_in_memory, is_block_device)),
         };
@@ -256,6 +261,8 @@ impl FileDevice {
             asked: std::sync::atomic::AtomicU64::new(0),
             #[cfg(test)]
             filled: std::sync::atomic::AtomicU64::new(0),
+            #[cfg(test)]
+            cannot_fill: AtomicBool::new(false),
             rings: Box::new(self.rings.again()),
             ..*self
         })

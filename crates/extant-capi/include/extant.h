@@ -221,7 +221,8 @@
 // The target of a build holds data of another kind: EEXIST.
 #define EXTANT_E_BUILD_TARGET_IN_USE 1014
 
-// The image cannot be checked: EIO.
+// The image cannot be checked: EUCLEAN when it is too damaged for that, EINVAL when it has features that are not known, ENOMEM,
+// or EIO.
 #define EXTANT_E_CHECK 1015
 
 // The buffer is too small: ERANGE.
@@ -890,7 +891,8 @@ int extant_mkfs(const char *target,
 
 // Checks the image in the file, or on the disk, at `path` of the host, without changing it: finds what e2fsck -fn finds, with the
 // journal replayed in memory. `options` and `report` may be NULL. Returns 0 for a clean image, 1 for one with problems, or a
-// negative errno for one that cannot be checked: -EUCLEAN when it is so damaged that it cannot be opened.
+// negative errno for one that cannot be checked: -EUCLEAN when it is so damaged that it cannot be opened, the device's
+// (mostly -EIO) when that fails.
 int extant_check(const char *path,
                  const struct extant_check_options *options,
                  struct extant_check_report *report);

@@ -153,7 +153,8 @@ pub const EXTANT_E_BUILD_NO_FIT: c_int = 1012;
 pub const EXTANT_E_BUILD_TARGET: c_int = 1013;
 /// The target of a build holds data of another kind: EEXIST.
 pub const EXTANT_E_BUILD_TARGET_IN_USE: c_int = 1014;
-/// The image cannot be checked: EIO.
+/// The image cannot be checked: EUCLEAN when it is too damaged for that, EINVAL when it has features that are not known, ENOMEM,
+/// or EIO.
 pub const EXTANT_E_CHECK: c_int = 1015;
 /// The buffer is too small: ERANGE.
 pub const EXTANT_E_RANGE: c_int = 1016;
@@ -300,6 +301,7 @@ pub(crate) mod errno {
     pub(crate) const EIO: i32 = 5;
     pub(crate) const EBADF: i32 = 9;
     pub(crate) const EAGAIN: i32 = 11;
+    pub(crate) const ENOMEM: i32 = 12;
     pub(crate) const EFAULT: i32 = 14;
     pub(crate) const EBUSY: i32 = 16;
     pub(crate) const EEXIST: i32 = 17;
@@ -309,6 +311,7 @@ pub(crate) mod errno {
     pub(crate) const ERANGE: i32 = 34;
     pub(crate) const EDEADLK: i32 = 35;
     pub(crate) const ENOTRECOVERABLE: i32 = 131;
+    pub(crate) const EUCLEAN: i32 = 117;
     pub(crate) const ECANCELED: i32 = 125;
 }
 
@@ -485,8 +488,17 @@ impl From<BuildError> for Error {
 }
 
 impl From<CheckError> for Error {
+    /// A device that fails is not damage.
     fn from(error: CheckError) -> Error {
-        Error::new(EXTANT_E_CHECK, told(&error))
+        let text = told(&error);
+        let made = Error::new(EXTANT_E_CHECK, text);
+        match error {
+            CheckError::Device(error) => Error::from(FsError::from(error)),
+            CheckError::Superblock(_) => made.with_errno(errno::EUCLEAN),
+            CheckError::Features { .. } => made.with_errno(errno::EINVAL),
+            CheckError::Memory { .. } => made.with_errno(errno::ENOMEM),
+            _ => made,
+        }
     }
 }
 

@@ -129,6 +129,42 @@ fn an_image_that_the_kernel_has_is_neither_mounted_for_writing_nor_built_over() 
 }
 
 #[test]
+fn a_disk_that_fails_is_no_damage() {
+    require!(has("cc"));
+    let library = installed();
+    let program = compile(&C, &here("tests/c/checks.c"), library.path(), false);
+    let place = tempdir().unwrap();
+    let image = place.path().join("image");
+    let check = |what: &Path, errno: &str, name: &str| {
+        run(Command::new(&program).arg(what).args([errno, name]), library.path());
+    };
+    // Its bitmaps are all over the disk.
+    let features = "^flex_bg,^metadata_csum,^uninit_bg,^has_journal,^resize_inode";
+    let made = Command::new("mke2fs")
+        .args(["-q", "-t", "ext4", "-b", "1024", "-O", features])
+        .arg(&image)
+        .arg("64M")
+        .output();
+    let Some(_) = made.ok().filter(|made| made.status.success()) else {
+        skip!("there is no mke2fs");
+    };
+    check(&image, "0", "");
+    let damaged = place.path().join("damaged");
+    let mut bytes = std::fs::read(&image).unwrap();
+    bytes[1024 + 0x18] = 99; // The block size.
+    std::fs::write(&damaged, bytes).unwrap();
+    check(&damaged, "117", "Check");
+    let made = Command::new("losetup").args(["-f", "--show"]).arg(&image).output();
+    let Some(made) = made.ok().filter(|made| made.status.success()) else {
+        skip!("needs root and loop devices");
+    };
+    let device = Loop(String::from_utf8_lossy(&made.stdout).trim().to_owned());
+    // What is behind the end of the file is a disk's bad sectors.
+    std::fs::File::options().write(true).open(&image).unwrap().set_len(20 << 20).unwrap();
+    check(Path::new(&device.0), "5", "Device");
+}
+
+#[test]
 fn the_example_of_the_documentation_runs() {
     require!(has("cc"));
     let library = installed();

@@ -56,6 +56,9 @@ pub enum ChangeError {
     /// The journal failed because its device, or the disk under it, is full.
     #[error("the journal failed: {0}")]
     JournalFull(String),
+    /// The system gives this process no memory for it. Nothing is known to be wrong with the file system.
+    #[error("{0}")]
+    System(String),
     /// What is planned cannot be kept in a temporary file, or read from it again.
     #[error(transparent)]
     Scratch(#[from] std::io::Error),

@@ -206,6 +206,7 @@ pub(crate) fn run() -> Result<Exit> {
         Ok(cli) => cli,
         // Help and the version, which may not get where they should.
         Err(error) if !error.use_stderr() => {
+            output::is_there()?;
             error.print()?;
             std::io::stdout().flush()?;
             return Ok(Exit::Success);

@@ -8,6 +8,7 @@ use std::fmt::{self, Write as _};
 use std::process::ExitCode;
 
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 
 /// How the command ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -137,13 +138,35 @@ impl From<Exit> for ExitCode {
     }
 }
 
+/// What to do when the system refuses something.
+pub(crate) const LIMITS: &str = "the system gives this process no more threads, processes, open files or memory: ulimit \
+                                 -a shows the limits";
+
+/// Open files that are enough for every command, except for trees that are deeper than this.
+const FILES_ENOUGH: u64 = 256;
+
+/// What to do when `error` says that the system refused something.
+fn limits_hint(error: &(dyn Error + 'static)) -> String {
+    let limit = getrlimit(Resource::Nofile).current;
+    match limit {
+        Some(limit) if is_one_of(error, &[Errno::MFILE]) => format!(
+            "this process may have {limit} files open, as ulimit -n shows: it can work with ulimit -n {}",
+            FILES_ENOUGH.max(limit.saturating_mul(4))
+        ),
+        _ => LIMITS.to_owned(),
+    }
+}
+
 /// Returns whether the system refused something that a process may have a limited number of.
-fn is_refusal(error: &(dyn Error + 'static)) -> bool {
-    let refusals = [Errno::AGAIN, Errno::MFILE, Errno::NFILE, Errno::NOMEM];
+pub(crate) fn is_refusal(error: &(dyn Error + 'static)) -> bool {
+    is_one_of(error, &[Errno::AGAIN, Errno::MFILE, Errno::NFILE, Errno::NOMEM])
+}
+
+fn is_one_of(error: &(dyn Error + 'static), numbers: &[Errno]) -> bool {
     let mut next = Some(error);
     while let Some(cause) = next {
         let errno = cause.downcast_ref::<std::io::Error>().and_then(Errno::from_io_error);
-        if errno.is_some_and(|errno| refusals.contains(&errno)) {
+        if errno.is_some_and(|errno| numbers.contains(&errno)) {
             return true;
         }
         next = cause.source();
@@ -175,10 +198,7 @@ impl Failure {
         let message = if what.is_empty() { chain } else { format!("{what}: {chain}") };
         if matches!(exit, Exit::Internal | Exit::Input) && is_refusal(error) {
             // No fault of ours, nor of the source: nothing is to be reported or set right there.
-            return Failure::new(Exit::Io, message).hint(
-                "the system gives this process no more threads, processes, open files or memory: ulimit -a shows the \
-                 limits",
-            );
+            return Failure::new(Exit::Io, message).hint(limits_hint(error));
         }
         Failure::new(exit, message)
     }

@@ -2,7 +2,7 @@
 //!
 //! One module for each sub-command under `commands`; the others are what they share. What ext4
 //! means is decided in `extant` and `extant-image`, not here.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 mod accounts;
 mod acl_text;
@@ -39,6 +39,7 @@ mod salvaged;
 mod seal;
 mod size;
 mod source;
+mod stdio;
 mod target;
 mod text;
 mod xattr_text;

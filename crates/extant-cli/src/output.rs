@@ -7,11 +7,52 @@ use extant::{FileKind, Xattr};
 use serde_json::{Map, Value, json};
 
 use crate::exit::{Exit, Failure};
-use crate::{progress, text};
+use crate::{progress, stdio, text};
+
+/// Standard output as it was when the program began: writing is an error where there was none.
+pub(crate) struct Stdout(StdoutLock<'static>);
+
+/// Standard output, for this thread alone.
+pub(crate) fn stdout() -> Stdout {
+    Stdout(io::stdout().lock())
+}
+
+/// Returns whether there is a standard output to be written to.
+pub(crate) fn is_there() -> io::Result<()> {
+    match stdio::was_missing() {
+        true => Err(rustix::io::Errno::BADF.into()),
+        false => Ok(()),
+    }
+}
+
+impl Stdout {
+    pub(crate) fn is_terminal(&self) -> bool {
+        self.0.is_terminal()
+    }
+}
+
+impl Write for Stdout {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        is_there()?;
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// Tells a line to whoever listens; a server does its work also for nobody.
+pub(crate) fn announce(line: &str) -> io::Result<()> {
+    match stdio::was_missing() {
+        true => Ok(()),
+        false => put(format!("{line}\n").as_bytes()),
+    }
+}
 
 /// Standard output with what is known about it.
 pub(crate) struct Out {
-    inner: BufWriter<StdoutLock<'static>>,
+    inner: BufWriter<Stdout>,
     /// Escape names, which might otherwise control the terminal.
     escapes: bool,
     colours: bool,
@@ -19,7 +60,7 @@ pub(crate) struct Out {
 
 impl Out {
     pub(crate) fn new() -> Out {
-        let stdout = io::stdout().lock();
+        let stdout = stdout();
         let escapes = stdout.is_terminal();
         Out {
             inner: BufWriter::with_capacity(1 << 16, stdout),

@@ -36,7 +36,8 @@ const RANGE_MAX: u64 = 1 << 30;
 /// How patient a client is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Settings {
-    /// How long a connection, or one reply, may take. 30 seconds.
+    /// How long a connection, or one reply, may take. 30 seconds. What is longer than 256 KiB has as many seconds more as
+    /// it has times that length, while it goes on.
     pub limit: Duration,
     /// How often a lost connection is made again before anything more is answered. 5 times: at once, and
     /// then after a pause that doubles from 100 milliseconds on. When that was in vain, it is tried once for each
@@ -467,7 +468,7 @@ impl BlockDevice for NbdDevice {
     fn queue(&self, options: &QueueOptions) -> Box<dyn Queue + '_> {
         let has_own = self.connections.load(Ordering::Relaxed) > 1;
         let pipe = has_own.then(|| self.fresh().ok()).flatten();
-        Box::new(Reads::new(self, pipe, options))
+        Box::new(Reads::new(self, pipe, self.longest(), options))
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {

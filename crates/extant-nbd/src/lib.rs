@@ -26,8 +26,8 @@
 //!   sees anything old.
 //! - N2. No answer of a server decides how much memory is allocated: a reply has the length of its
 //!   request, or the connection is given up.
-//! - N3. A client waits for one reply no longer than its time limit, and tries a bounded number of
-//!   times.
+//! - N3. A client waits for one reply, as a whole, no longer than its time limit and a second for each 256 KiB that come,
+//!   and tries a bounded number of times.
 //! - N4. A payload is sent only while no reads are under way on a connection, so that the two sides
 //!   never wait for each other to read.
 //! - N5. A change is sent again only when the server has ended the connection on which it was under

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use extant_base::sabotage;
 use extant_block::{AlignedBuffer, Operation};
-use extant_sync::{Clock, SystemClock};
 use rustc_hash::FxHashMap;
 
 use crate::address::Address;
@@ -15,6 +14,9 @@ use crate::socket::Socket;
 use crate::stream::is_silence;
 use crate::tls::{Connector, explain};
 use crate::wire::*;
+
+/// Requests begin and end with one, in bytes.
+const SECTOR: u32 = 512;
 
 /// Replies to one option, at most.
 const OPTION_REPLIES_MAX: usize = 64;
@@ -123,6 +125,7 @@ impl Pipe {
         let head = request(command, fua, cookie, operation.offset(), operation.length() as u32);
         self.unsent.extend_from_slice(&head);
         if !payload.is_empty() || self.unsent.len() >= UNSENT_MAX {
+            self.socket.go_on_within(self.limit);
             let sent = self.socket.send(&self.unsent, payload);
             self.unsent.clear();
             if let Err(error) = sent {
@@ -140,6 +143,7 @@ impl Pipe {
         if self.unsent.is_empty() {
             return Ok(());
         }
+        self.socket.go_on_within(self.limit);
         let sent = self.socket.send(&self.unsent, &[]);
         self.unsent.clear();
         sent
@@ -173,9 +177,11 @@ impl Pipe {
         }
     }
 
-    /// The next answer that is complete. An error means that the connection is of no use any more.
+    /// The next answer that is complete, within the limit and the time that its length takes (N3). An error means that the
+    /// connection is of no use any more.
     pub(crate) fn receive(&mut self) -> io::Result<Answer> {
         self.send_all()?;
+        self.socket.go_on_within(self.limit);
         loop {
             let magic = self.socket.take_u32()?;
             let (cookie, errno) = match magic {
@@ -275,12 +281,12 @@ impl Pipe {
     /// Sends nothing more and waits until the server has ended the connection, which it does when it has
     /// nothing more to do there. False if it has not within the limit for an answer.
     pub(crate) fn wait_for_end(&mut self) -> bool {
+        self.socket.finish_within(self.limit);
         if self.socket.end_sending().is_err() {
             // There is no connection any more.
             return true;
         }
-        let start = SystemClock.monotonic();
-        while SystemClock.monotonic().saturating_sub(start) < self.limit {
+        loop {
             // Answers come too late.
             match self.socket.read_past_tls(&mut [0; 4096]) {
                 Ok(0) => return true,
@@ -289,7 +295,6 @@ impl Pipe {
                 Err(error) => return !is_silence(&error),
             }
         }
-        false
     }
 
     /// Returns whether the server has ended the connection by now; never waits.
@@ -300,6 +305,7 @@ impl Pipe {
     /// Ends the connection.
     pub(crate) fn close(mut self) {
         // Nobody waits for it.
+        self.socket.go_on_within(self.limit);
         let _ = self.socket.send(&request(CMD_DISC, false, 0, 0, 0), &[]);
         self.socket.part();
     }
@@ -341,6 +347,18 @@ fn option(socket: &mut Socket, option: u32, data: &[u8]) -> io::Result<()> {
     head.extend_from_slice(&option.to_be_bytes());
     head.extend_from_slice(&(data.len() as u32).to_be_bytes());
     socket.send(&head, data)
+}
+
+/// Asks for an export, and for what the server says of it.
+fn go(socket: &mut Socket, name: &str, questions: &[u16]) -> io::Result<()> {
+    let mut data = Vec::new();
+    data.extend_from_slice(&(name.len() as u32).to_be_bytes());
+    data.extend_from_slice(name.as_bytes());
+    data.extend_from_slice(&(questions.len() as u16).to_be_bytes());
+    for question in questions {
+        data.extend_from_slice(&question.to_be_bytes());
+    }
+    option(socket, OPT_GO, &data)
 }
 
 /// Kind and data of one reply to an option.
@@ -441,12 +459,9 @@ fn negotiate(
             option_reply(&mut socket, OPT_STRUCTURED_REPLY)?;
         }
     }
-    let mut data = Vec::new();
-    data.extend_from_slice(&(name.len() as u32).to_be_bytes());
-    data.extend_from_slice(name.as_bytes());
     // Without a question about sizes, servers take requests of any.
-    data.extend_from_slice(&0u16.to_be_bytes());
-    option(&mut socket, OPT_GO, &data)?;
+    go(&mut socket, name, &[])?;
+    let mut has_asked = false;
     let mut export = None;
     let (mut block_min, mut payload_max) = (1, PAYLOAD_MAX as u32);
     for _ in 0..OPTION_REPLIES_MAX {
@@ -461,6 +476,13 @@ fn negotiate(
             REP_ACK => {
                 let (size, flags) =
                     export.ok_or_else(|| broken("the server did not describe the export"))?;
+                // Parts of what is longer begin and end with sectors.
+                let whole = payload_max.min(PAYLOAD_MAX as u32) / SECTOR * SECTOR;
+                if whole == 0 {
+                    let what = format!("the server takes no more than {payload_max} bytes at once");
+                    return Err(broken(what).into());
+                }
+                let payload_max = whole;
                 let export = Export { size, flags, block_min, payload_max };
                 socket.take_time()?;
                 socket.read_ahead();
@@ -480,7 +502,11 @@ fn negotiate(
             }
             REP_INFO if u16_at(0) == INFO_BLOCK_SIZE && data.len() == 14 => {
                 block_min = u32_at(2).max(1);
-                payload_max = u32_at(10).clamp(1 << 12, PAYLOAD_MAX as u32);
+                payload_max = u32_at(10);
+            }
+            REP_ERR_BLOCK_SIZE_REQD if !has_asked => {
+                has_asked = true;
+                go(&mut socket, name, &[INFO_BLOCK_SIZE])?;
             }
             REP_INFO => {}
             REP_ERR_TLS_REQD => return Err(Trouble::NeedsTls),

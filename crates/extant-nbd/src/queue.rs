@@ -8,7 +8,6 @@ use extant_block::{
 use rustc_hash::FxHashMap;
 
 use crate::pipe::Pipe;
-use crate::wire::PAYLOAD_MAX;
 
 /// Reads go out on a connection of its own; everything else is done by the device, at submission.
 pub(crate) struct Reads<'a> {
@@ -17,6 +16,8 @@ pub(crate) struct Reads<'a> {
     /// device.
     pipe: Option<Pipe>,
     depth: usize,
+    /// Longest read that goes out as it is, in bytes.
+    longest: u64,
     pushed: Vec<(u64, Operation)>,
     /// Tags by cookie.
     running: FxHashMap<u64, u64>,
@@ -27,12 +28,14 @@ impl<'a> Reads<'a> {
     pub(crate) fn new(
         device: &'a dyn BlockDevice,
         pipe: Option<Pipe>,
+        longest: u64,
         options: &QueueOptions,
     ) -> Reads<'a> {
         Reads {
             device,
             pipe,
             depth: options.depth,
+            longest: longest.min(1 << 20),
             pushed: Vec::new(),
             running: FxHashMap::default(),
             finished: VecDeque::new(),
@@ -69,7 +72,7 @@ impl Queue for Reads<'_> {
         for (tag, operation) in std::mem::take(&mut self.pushed) {
             let len = operation.length();
             let is_plain = matches!(operation, Operation::Read { .. })
-                && (1..=PAYLOAD_MAX.min(1 << 20) as u64).contains(&len)
+                && (1..=self.longest).contains(&len)
                 && check_range(self.device, operation.kind(), operation.offset(), len).is_ok();
             match self.pipe.as_mut().filter(|_| is_plain) {
                 None => self.by_device(tag, operation),

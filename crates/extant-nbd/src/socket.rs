@@ -3,8 +3,6 @@
 use std::io::{self, Read};
 use std::time::Duration;
 
-use extant_sync::{Clock, SystemClock};
-
 use crate::address::At;
 use crate::ahead::Ahead;
 use crate::stream::{Kind, Stream};
@@ -36,13 +34,17 @@ impl Socket {
 
     /// Everything until [`Socket::take_time`] is over within `limit`, however little comes at a time.
     pub(crate) fn finish_within(&mut self, limit: Duration) {
-        self.stream.until = Some(SystemClock.monotonic() + limit);
+        self.stream.finish_within(limit, false);
+    }
+
+    /// As [`Socket::finish_within`], with more time for what is long as long as it goes on.
+    pub(crate) fn go_on_within(&mut self, limit: Duration) {
+        self.stream.finish_within(limit, true);
     }
 
     /// Each read and each write has its own time again.
     pub(crate) fn take_time(&mut self) -> io::Result<()> {
-        self.stream.until = None;
-        self.stream.set_timeouts(self.stream.limit)
+        self.stream.take_time()
     }
 
     /// From here on, what comes with what was asked for is kept. TLS may not begin after that, and [`Socket::peek`] sees only

@@ -9,6 +9,13 @@ use extant_sync::{Clock, SystemClock};
 
 use crate::address::At;
 
+/// Bytes for which whoever is in a hurry gets a second more: two megabits in a second are slow, not stalled.
+const PACE: u64 = 256 << 10;
+
+/// Bytes of a payload that go in one call: where a socket is one of this host, each part of a longer one has the whole
+/// time for itself.
+const PIECE: usize = 256 << 10;
+
 /// Returns whether an error says no more than that nothing came for a while.
 pub(crate) fn is_silence(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
@@ -20,17 +27,25 @@ pub(crate) enum Kind {
     Unix(UnixStream),
 }
 
+/// When everything has to have gone over the network, however little goes at a time.
+struct End {
+    at: Duration,
+    /// Bytes that go bring more time, by [`PACE`].
+    is_earned: bool,
+}
+
 /// Bytes as they go over the network.
 pub(crate) struct Stream {
     kind: Kind,
-    pub(crate) limit: Option<Duration>,
-    /// When everything has to have come, however little at a time.
-    pub(crate) until: Option<Duration>,
+    limit: Option<Duration>,
+    end: Option<End>,
+    /// What the system knows of how long one call may take.
+    told: Option<Duration>,
 }
 
 impl Stream {
     pub(crate) fn new(kind: Kind) -> Stream {
-        Stream { kind, limit: None, until: None }
+        Stream { kind, limit: None, end: None, told: None }
     }
 
     pub(crate) fn connect(at: &At, limit: Duration) -> io::Result<Stream> {
@@ -64,45 +79,77 @@ impl Stream {
         self.set_timeouts(limit)
     }
 
-    pub(crate) fn set_timeouts(&self, limit: Option<Duration>) -> io::Result<()> {
+    fn set_timeouts(&mut self, limit: Option<Duration>) -> io::Result<()> {
         match &self.kind {
             Kind::Tcp(stream) => {
                 stream.set_read_timeout(limit)?;
-                stream.set_write_timeout(limit)
+                stream.set_write_timeout(limit)?;
             }
             Kind::Unix(stream) => {
                 stream.set_read_timeout(limit)?;
-                stream.set_write_timeout(limit)
+                stream.set_write_timeout(limit)?;
             }
         }
+        self.told = limit;
+        Ok(())
     }
 
-    /// What is read and written next has only the time that is left.
-    fn hurry(&self) -> io::Result<()> {
-        let Some(until) = self.until else { return Ok(()) };
-        let left = until.saturating_sub(SystemClock.monotonic());
+    /// From now on, everything is over within `within`, and within a second more for each [`PACE`] bytes that go if
+    /// that is earned by them.
+    pub(crate) fn finish_within(&mut self, within: Duration, is_earned: bool) {
+        self.end = Some(End { at: SystemClock.monotonic() + within, is_earned });
+    }
+
+    /// Each read and each write has its own time again.
+    pub(crate) fn take_time(&mut self) -> io::Result<()> {
+        self.end = None;
+        self.set_timeouts(self.limit)
+    }
+
+    /// What is read and written next has only the time that is left. The system is told when that differs by more
+    /// than an eighth of the limit: not for each of many short answers that come at once.
+    fn hurry(&mut self) -> io::Result<()> {
+        let Some(end) = &self.end else { return Ok(()) };
+        let left = end.at.saturating_sub(SystemClock.monotonic());
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        self.set_timeouts(Some(self.limit.map_or(left, |limit| limit.min(left))))
+        let left = self.limit.map_or(left, |limit| limit.min(left));
+        let slack = self.limit.unwrap_or_default() / 8;
+        if self.told.is_none_or(|told| told.abs_diff(left) > slack) {
+            self.set_timeouts(Some(left))?;
+        }
+        Ok(())
+    }
+
+    /// Some bytes have gone.
+    fn went(&mut self, done: io::Result<usize>) -> io::Result<usize> {
+        if let (Ok(count), Some(end)) = (&done, &mut self.end)
+            && end.is_earned
+        {
+            end.at += Duration::from_nanos(*count as u64 * (1_000_000_000 / PACE));
+        }
+        done
     }
 
     fn write_parts(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
         self.hurry()?;
-        match &mut self.kind {
+        let done = match &mut self.kind {
             Kind::Tcp(stream) => stream.write_vectored(parts),
             Kind::Unix(stream) => stream.write_vectored(parts),
-        }
+        };
+        self.went(done)
     }
 
     /// Writes a head and a payload.
-    pub(crate) fn send(&mut self, head: &[u8], payload: &[u8]) -> io::Result<()> {
+    pub(crate) fn send<'p>(&mut self, head: &'p [u8], payload: &'p [u8]) -> io::Result<()> {
         let total = head.len() + payload.len();
         let mut done = 0;
         while done < total {
+            let piece = |rest: &'p [u8]| IoSlice::new(&rest[..rest.len().min(PIECE)]);
             let parts = match head.get(done..).filter(|rest| !rest.is_empty()) {
-                Some(rest) => [IoSlice::new(rest), IoSlice::new(payload)],
-                None => [IoSlice::new(&payload[done - head.len()..]), IoSlice::new(&[])],
+                Some(rest) => [IoSlice::new(rest), piece(payload)],
+                None => [piece(&payload[done - head.len()..]), IoSlice::new(&[])],
             };
             match self.write_vectored(&parts) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
@@ -155,10 +202,11 @@ impl Stream {
 impl Read for Stream {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         self.hurry()?;
-        match &mut self.kind {
+        let done = match &mut self.kind {
             Kind::Tcp(stream) => stream.read(out),
             Kind::Unix(stream) => stream.read(out),
-        }
+        };
+        self.went(done)
     }
 }
 

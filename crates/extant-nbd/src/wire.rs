@@ -28,6 +28,7 @@ pub(crate) const REP_ERR_POLICY: u32 = REP_ERR | 2;
 pub(crate) const REP_ERR_INVALID: u32 = REP_ERR | 3;
 pub(crate) const REP_ERR_TLS_REQD: u32 = REP_ERR | 5;
 pub(crate) const REP_ERR_UNKNOWN: u32 = REP_ERR | 6;
+pub(crate) const REP_ERR_BLOCK_SIZE_REQD: u32 = REP_ERR | 8;
 
 pub(crate) const INFO_EXPORT: u16 = 0;
 pub(crate) const INFO_BLOCK_SIZE: u16 = 3;

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt as _;
 
 use extant::FsError;
 use extant_block::OpenError;
+use extant_check::CheckError;
 use extant_image::BuildError;
 use extant_image::output::OutputError;
 use extant_image::plan::PlanError;
@@ -70,6 +71,22 @@ fn raised(error: &FsError) -> Option<&PyErr> {
 /// An error about an argument or an object, with an errno of its own.
 pub(crate) fn refused(errno: i32, text: &str) -> PyErr {
     os_error(errno, text.to_owned(), None)
+}
+
+/// Why an image cannot be checked: a device that fails is not damage.
+pub(crate) fn check_failed(error: CheckError, path: &[u8]) -> PyErr {
+    const EIO: i32 = 5;
+    const ENOMEM: i32 = 12;
+    const EINVAL: i32 = 22;
+    const EUCLEAN: i32 = 117;
+    let errno = match error {
+        CheckError::Device(error) => return failed(&FsError::from(error), Some(path)),
+        CheckError::Superblock(_) => EUCLEAN,
+        CheckError::Features { .. } => EINVAL,
+        CheckError::Memory { .. } => ENOMEM,
+        _ => EIO,
+    };
+    os_error(errno, told(&error), Some(path))
 }
 
 /// The errno of the first cause that has one.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use extant::{FsError, MountOptions, SharedDevice};
+use extant::{Family, FsError, MountOptions, SharedDevice};
 use extant_block::FileDevice;
 use extant_check::CheckOptions;
 use extant_image::Build;
@@ -17,7 +17,7 @@ use extant_sync::{Condvar, Mutex, Rank, threads};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
-use crate::error::{build_failed, failed, told};
+use crate::error::{build_failed, check_failed, failed, told};
 
 /// Period of progress reports and of checks for interruption by Python.
 const TOLD_EVERY: Duration = Duration::from_millis(50);
@@ -201,11 +201,10 @@ pub(crate) fn check(py: Python<'_>, path: Vec<u8>, max_problems: usize) -> PyRes
         let opened = MountOptions::new().open_shared(Arc::clone(&device));
         let (shown, is_pending, unopened) = match opened.map_err(FsError::from) {
             Ok(fs) => (Arc::clone(fs.device()), fs.replayed().is_some(), None),
-            Err(
-                found @ (FsError::NotExt { .. } | FsError::Unsupported { .. } | FsError::Device(_)),
-            ) => return Err(error(&found)),
             // The first of its problems; a check of the image shows the others.
-            Err(found) => (device, false, Some(told(&found))),
+            Err(found) if found.family() == Family::Damage => (device, false, Some(told(&found))),
+            // Nothing is known of the image as the next mount would have it.
+            Err(found) => return Err(error(&found)),
         };
         let how = CheckOptions {
             require_replayed: false,
@@ -215,8 +214,8 @@ pub(crate) fn check(py: Python<'_>, path: Vec<u8>, max_problems: usize) -> PyRes
             max_problems,
             ..CheckOptions::default()
         };
-        let found = extant_check::check(&shown, &how)
-            .map_err(|found| crate::error::refused(117, &told(&found)))?;
+        let found =
+            extant_check::check(&shown, &how).map_err(|found| check_failed(found, &about))?;
         let first = unopened.map(|text| ("not-openable".to_owned(), text));
         let problems = found.problems.iter().map(|p| (p.code().to_owned(), p.to_string()));
         let counts = found.counts;

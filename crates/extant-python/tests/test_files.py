@@ -303,6 +303,15 @@ def contents(image):
         return {name: fs.read_bytes("/" + name) for name in fs.listdir() if fs.isfile("/" + name)}
 
 
+def test_a_position_that_is_no_whole_number_is_refused(fs):
+    fs.write_bytes("/f", b"0123456789")
+    with fs.open("/f", "rb", 0) as file, open(os.devnull, "rb", 0) as other:
+        for one in (file, other):
+            with pytest.raises(TypeError):
+                one.seek(1.5)
+        assert file.tell() == 0 and file.read(2) == b"01"
+
+
 def test_what_open_files_hold_back_is_stored_when_the_mount_ends(image):
     with extant.open(image, "r+") as fs:
         text, binary, raw = fs.open("/text", "w"), fs.open("/binary", "wb"), fs.open("/raw", "wb", 0)

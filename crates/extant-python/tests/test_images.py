@@ -210,3 +210,48 @@ def test_what_mounting_waits_for_is_told_and_can_be_cancelled(tmp_path):
     assert {"replaying", "orphans"} <= {stage for stage, _, _ in told}
     assert all(0 <= done <= total for _, done, total in told)
     assert extant.check(image).clean
+
+
+def test_a_disk_that_fails_is_no_damage(tmp_path):
+    image, damaged = tmp_path / "a.img", tmp_path / "damaged.img"
+    # Its bitmaps are all over the disk.
+    features = "^flex_bg,^metadata_csum,^uninit_bg,^has_journal,^resize_inode"
+    subprocess.run(["mke2fs", "-q", "-t", "ext4", "-b", "1024", "-O", features, image, "64M"], check=True)
+    assert extant.check(image).clean
+    contents = bytearray(image.read_bytes())
+    contents[1024 + 0x18] = 99  # the block size
+    damaged.write_bytes(contents)
+    with pytest.raises(OSError) as caught:
+        extant.check(damaged)
+    assert caught.value.errno == errno.EUCLEAN and caught.value.filename == str(damaged)
+    loop = subprocess.run(["losetup", "-f", "--show", image], capture_output=True, text=True)
+    if loop.returncode != 0:
+        pytest.skip("needs root and loop devices")
+    device = loop.stdout.strip()
+    try:
+        # What is behind the end of the file is a disk's bad sectors.
+        os.truncate(image, 20 * MIB)
+        with pytest.raises(OSError) as caught:
+            extant.check(device)
+        assert caught.value.errno == errno.EIO and caught.value.filename == device
+    finally:
+        subprocess.run(["losetup", "-d", device])
+
+
+def test_a_journal_that_is_elsewhere_is_no_damage(tmp_path):
+    image, journal = tmp_path / "a.img", tmp_path / "journal.img"
+    subprocess.run(["mke2fs", "-q", "-O", "journal_dev", "-b", "4096", journal, "8M"], check=True)
+    loop = subprocess.run(["losetup", "-f", "--show", journal], capture_output=True, text=True)
+    if loop.returncode != 0:
+        pytest.skip("needs root and loop devices")
+    device = loop.stdout.strip()
+    try:
+        make = ["mke2fs", "-q", "-t", "ext4", "-b", "4096", "-J", f"device={device}", image, "16M"]
+        subprocess.run(make, check=True)
+        # As after a crash.
+        subprocess.run(["debugfs", "-w", "-R", "feature needs_recovery", image], check=True, capture_output=True)
+    finally:
+        subprocess.run(["losetup", "-d", device])
+    with pytest.raises(OSError) as caught:
+        extant.check(image)
+    assert caught.value.errno == errno.EINVAL and "journal" in str(caught.value)

@@ -44,6 +44,9 @@ pub enum RepairError {
         /// Which journal it is.
         why: String,
     },
+    /// The system gives this process no memory, or no temporary file. Nothing is known to be wrong with the image.
+    #[error("{0}")]
+    System(String),
     /// The checker gave up.
     #[error("{0}")]
     Check(String),
@@ -54,6 +57,7 @@ impl From<CheckError> for RepairError {
         match error {
             CheckError::Device(source) => RepairError::Device(source),
             CheckError::Features { names } => RepairError::Features { names },
+            CheckError::Memory { .. } => RepairError::System(error.to_string()),
             other => RepairError::Check(other.to_string()),
         }
     }
@@ -65,6 +69,11 @@ impl From<ChangeError> for RepairError {
             ChangeError::Device(source) => RepairError::Device(source),
             ChangeError::InUse { why } => RepairError::InUse { why },
             ChangeError::JournalDevice { why } => RepairError::JournalDevice { why },
+            ChangeError::DeviceTooSmall { wanted, found } => {
+                RepairError::DeviceTooSmall { wanted, found }
+            }
+            ChangeError::System(why) => RepairError::System(why),
+            ChangeError::Scratch(error) => RepairError::System(error.to_string()),
             other => RepairError::Check(other.to_string()),
         }
     }

@@ -41,6 +41,8 @@ impl From<CheckError> for ResizeError {
         match error {
             // Nothing is known to be wrong with what cannot be read now.
             CheckError::Device(error) => ResizeError::from(error),
+            CheckError::Features { names } => ChangeError::Features { names }.into(),
+            CheckError::Memory { .. } => ChangeError::System(error.to_string()).into(),
             other => ResizeError::damaged(other.to_string()),
         }
     }

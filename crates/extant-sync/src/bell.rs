@@ -104,7 +104,7 @@ impl fmt::Debug for Bell {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Mutex, Rank, threads};
+    use crate::{Clock, Mutex, Rank, SystemClock, threads};
 
     #[test]
     fn a_ring_before_anybody_sleeps_is_no_ring_and_time_ends_a_sleep() {
@@ -112,6 +112,33 @@ mod tests {
         bell.ring_all();
         assert!(!bell.wait(lock.lock(), Some(Duration::from_millis(1))));
         assert_eq!(bell.rounds().asleep, 0);
+    }
+
+    /// Whoever has the lock next may ring: the sleeper is counted by then.
+    #[test]
+    fn the_lock_is_let_go_by_who_is_asleep() {
+        let (lock, bell) = (Mutex::new(Rank::Leaf, false), Bell::default());
+        let rounds = bell.rounds();
+        threads::scope(|scope| {
+            let sleeper = scope.spawn("sleeper", || {
+                let mut guard = lock.lock();
+                *guard = true;
+                bell.wait(guard, Some(Duration::from_secs(10)))
+            });
+            let sleeper = sleeper.unwrap();
+            // It has the lock, and cannot be counted as long as this thread keeps it from that.
+            for _ in 0..50 {
+                SystemClock.sleep(Duration::from_millis(1));
+                assert!(lock.try_lock().is_none_or(|began| !*began), "nobody would wake it");
+            }
+            drop(rounds);
+            while !*lock.lock() {
+                std::hint::spin_loop();
+            }
+            bell.ring_one();
+            assert!(sleeper.join().unwrap(), "it slept through");
+        })
+        .unwrap();
     }
 
     #[test]

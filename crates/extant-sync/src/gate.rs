@@ -183,8 +183,10 @@ impl<L> Drop for Shut<'_, L> {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicU32;
+    use std::time::Duration;
 
     use super::*;
+    use crate::{Clock, SystemClock};
 
     #[test]
     fn who_closes_waits_for_who_is_inside_and_keeps_others_out() {
@@ -210,5 +212,67 @@ mod tests {
         .unwrap();
         assert!(gate.try_enter().is_some());
         assert_eq!(gate.entered(), 2, "who was refused never entered");
+    }
+
+    /// Or a thread that has looked, and is about to wait, would not be told (G2).
+    #[test]
+    fn who_makes_a_condition_true_tells_it_under_the_lock() {
+        let gate = Gate::<()>::default();
+        let lane = gate.try_enter().unwrap();
+        gate.shut.store(true, Ordering::SeqCst);
+        let change: [&(dyn Fn() + Sync); 2] = [&|| gate.leave(lane), &|| assert!(gate.open())];
+        for change in change {
+            let done = AtomicBool::new(false);
+            let looking = gate.sleep.lock.lock();
+            threads::scope(|s| {
+                let changes = s.spawn("change", || {
+                    change();
+                    done.store(true, Ordering::SeqCst);
+                });
+                SystemClock.sleep(Duration::from_millis(50));
+                assert!(!done.load(Ordering::SeqCst), "nobody hears of it");
+                drop(looking);
+                changes.unwrap().join().unwrap();
+            })
+            .unwrap();
+        }
+    }
+
+    /// Who is refused has been counted for a moment, and whoever shuts the gate may have begun to wait for that. Each
+    /// turn waits for all the others: one who sleeps on after a gate was opened ends the test by its time.
+    #[test]
+    fn nobody_waits_for_who_is_gone_and_nobody_is_inside_while_it_is_shut() {
+        const TURNS: u32 = 1500;
+        let (gate, inside, turns) = (Gate::<()>::default(), AtomicU32::new(0), AtomicU32::new(0));
+        let entered = [(); 3].map(|()| AtomicU32::new(0));
+        let seen = || entered.each_ref().map(|count| count.load(Ordering::SeqCst));
+        threads::workers("gate", 4, |number| {
+            let Some(mine) = number.checked_sub(1).map(|number| &entered[number]) else {
+                while turns.load(Ordering::SeqCst) < TURNS {
+                    let shut = gate.shut();
+                    assert_eq!(inside.load(Ordering::SeqCst), 0, "shut, and somebody is inside");
+                    let before = seen();
+                    drop(shut);
+                    while seen().iter().zip(before).any(|(now, before)| *now == before) {
+                        std::thread::yield_now();
+                    }
+                    turns.fetch_add(1, Ordering::SeqCst);
+                }
+                return;
+            };
+            while turns.load(Ordering::SeqCst) < TURNS {
+                let Some(lane) = gate.try_enter() else {
+                    gate.wait_open();
+                    continue;
+                };
+                inside.fetch_add(1, Ordering::SeqCst);
+                mine.fetch_add(1, Ordering::SeqCst);
+                std::thread::yield_now();
+                inside.fetch_sub(1, Ordering::SeqCst);
+                gate.leave(lane);
+            }
+        })
+        .unwrap();
+        assert_eq!(gate.entered(), seen().into_iter().map(u64::from).sum::<u64>());
     }
 }

@@ -43,6 +43,8 @@ impl From<CheckError> for TuneError {
         match error {
             // Nothing is known to be wrong with what cannot be read now.
             CheckError::Device(error) => TuneError::from(error),
+            CheckError::Features { names } => ChangeError::Features { names }.into(),
+            CheckError::Memory { .. } => ChangeError::System(error.to_string()).into(),
             other => TuneError::damaged(other),
         }
     }
@@ -52,6 +54,13 @@ impl From<RepairError> for TuneError {
     fn from(error: RepairError) -> TuneError {
         match error {
             RepairError::Device(error) => TuneError::from(error),
+            RepairError::Features { names } => ChangeError::Features { names }.into(),
+            RepairError::InUse { why } => ChangeError::InUse { why }.into(),
+            RepairError::JournalDevice { why } => ChangeError::JournalDevice { why }.into(),
+            RepairError::DeviceTooSmall { wanted, found } => {
+                ChangeError::DeviceTooSmall { wanted, found }.into()
+            }
+            RepairError::System(why) => ChangeError::System(why).into(),
             other => TuneError::damaged(other),
         }
     }
@@ -68,4 +77,32 @@ pub(crate) type Result<T = ()> = std::result::Result<T, TuneError>;
 /// A condition that is not met.
 pub(crate) fn refuse<T>(what: impl ToString, why: impl Into<String>) -> Result<T> {
     Err(TuneError::Refused { what: what.to_string(), why: why.into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_about_the_image_does_not_call_it_damaged() {
+        let is_damage =
+            |error: &TuneError| matches!(error, TuneError::Change(ChangeError::Damaged { .. }));
+        let names = String::from("FEATURE_I31");
+        let checked = [CheckError::Memory { inodes: 7 }, CheckError::Features { names }];
+        for error in checked.map(TuneError::from) {
+            assert!(!is_damage(&error), "{error}");
+        }
+        let why = || String::from("why");
+        let repaired = [
+            RepairError::System(why()),
+            RepairError::InUse { why: why() },
+            RepairError::JournalDevice { why: why() },
+            RepairError::from(CheckError::Memory { inodes: 7 }),
+            RepairError::from(ChangeError::Scratch(std::io::Error::other("full"))),
+        ];
+        for error in repaired.map(TuneError::from) {
+            assert!(!is_damage(&error), "{error}");
+        }
+        assert!(is_damage(&RepairError::NoSuperblock.into()));
+    }
 }

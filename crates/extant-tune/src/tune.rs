@@ -10,7 +10,7 @@ use extant_change::{
 use extant_check::CheckOptions;
 use extant_format::features::Features;
 use extant_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock};
-use extant_repair::{RepairError, RepairOptions, Yes, repair};
+use extant_repair::{RepairOptions, Yes, repair};
 use extant_sync::Clock;
 
 use crate::error::{Result, TuneError, refuse};
@@ -273,19 +273,12 @@ fn only_cleared(device: &SharedDevice, request: &Request) -> Result<Option<Plan>
     if !request.clear_mmp || others != Request::default() {
         return Ok(None);
     }
-    let steps = extant_repair::holder(device).map_err(not_told)?.map(|_| cleared());
+    let steps = extant_repair::holder(device)?.map(|_| cleared());
     let mut bytes = [0; SUPERBLOCK_BYTES];
     device.read_at(SUPERBLOCK_OFFSET, &mut bytes)?;
     let features = Superblock::decode_unverified(&bytes)
         .map_or_else(|_| Features::default(), |sb| sb.features);
     Ok(Some(Plan { steps: steps.into_iter().collect(), features }))
-}
-
-fn not_told(error: RepairError) -> TuneError {
-    match error {
-        RepairError::Device(error) => error.into(),
-        other => TuneError::damaged(other),
-    }
 }
 
 /// The step that takes the file system away from whoever was cut off.
@@ -318,7 +311,7 @@ pub fn tune(
 ) -> std::result::Result<Plan, TuneError> {
     if let Some(plan) = only_cleared(device, request)? {
         if !plan.steps.is_empty() {
-            extant_repair::clear(device).map_err(not_told)?;
+            extant_repair::clear(device)?;
         }
         return Ok(plan);
     }

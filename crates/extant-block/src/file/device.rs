@@ -383,3 +383,31 @@ impl BlockDevice for FileDevice {
             .map_err(|error| self.error(kind, offset, len, DeviceFault::Io(error)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::buffer::AlignedBuffer;
+    use crate::queue::DeviceEngine;
+
+    use super::*;
+
+    #[test]
+    fn a_batch_with_something_that_is_to_be_durable_does_not_go_out_as_plain_writes() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = FileDevice::create_new(dir.path().join("image"), 1 << 20).unwrap();
+        let Ok(device) = device.with_engine(DeviceEngine::IoUring) else {
+            println!("skipped: no io_uring");
+            return;
+        };
+        let write = |offset, fua| {
+            let buffer = AlignedBuffer::copy_of(&[7; 4096]);
+            Operation::Write { offset, buffer, fua }
+        };
+        assert!(device.run_together(&mut [write(0, false), write(8192, false)]).is_some());
+        for fua in [[true, false], [false, true], [true, true]] {
+            let mut batch = [write(0, fua[0]), write(8192, fua[1])];
+            assert!(device.run_together(&mut batch).is_none(), "{fua:?}");
+        }
+        assert!(device.run_together(&mut [write(0, false), Operation::Flush]).is_none());
+    }
+}

@@ -122,7 +122,12 @@ impl FileDevice {
     /// Asks the host file system for disk space; returns false if it cannot be asked.
     fn fill(&self, range: Range<u64>) -> io::Result<bool> {
         #[cfg(test)]
-        self.filled.fetch_add(1, Ordering::Relaxed);
+        {
+            self.filled.fetch_add(1, Ordering::Relaxed);
+            if self.cannot_fill.load(Ordering::Relaxed) {
+                return Ok(false);
+            }
+        }
         self.fallocate(FallocateFlags::KEEP_SIZE, range.start, range.end - range.start)
     }
 
@@ -206,5 +211,26 @@ mod tests {
         assert_eq!(bytes, [0]);
         device.read_at((1 << 20) + 4096, &mut bytes).unwrap();
         assert_eq!(bytes, [7]);
+    }
+
+    #[test]
+    fn what_was_written_to_a_remembered_hole_is_not_zeroed() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = holey(dir.path());
+        if holes_bytes(&device) != 2 * 65_536 {
+            println!("skipped: the file system of {} has no holes", dir.path().display());
+            return;
+        }
+        // The rest of the hole is remembered, and a write to it is not noted.
+        device.allocate(0, 4096).unwrap();
+        device.write_at(4096, &[9; 4096]).unwrap();
+        device.cannot_fill.store(true, Ordering::Relaxed);
+        device.allocate(0, 16_384).unwrap();
+        let mut bytes = [1; 16_384];
+        device.read_at(0, &mut bytes).unwrap();
+        assert!(bytes[4096..8192].iter().all(|byte| *byte == 9), "data is gone");
+        assert!(bytes[8192..].iter().all(|byte| *byte == 0));
+        // What is a hole has room now all the same.
+        assert_eq!(holes_bytes(&device), 2 * 65_536 - 16_384);
     }
 }

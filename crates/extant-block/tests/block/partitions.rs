@@ -82,6 +82,19 @@ fn a_gpt_by_sfdisk_reads_as_written_and_so_does_its_second_copy() {
     assert_eq!(error.to_string(), "disk: no partition table found");
 }
 
+/// One that was copied, or was the last sector of a smaller disk: what it says of the disk is not of this one.
+#[test]
+fn a_gpt_header_that_lies_elsewhere_than_it_says_is_none() {
+    let Some(disk) = image_from_sfdisk(GPT) else { return };
+    let mut header = [0; 512];
+    disk.read_at(512, &mut header).unwrap();
+    disk.write_at(64 * MIB - 512, &header).unwrap();
+    assert_eq!(ranges(&partition::list(&disk).unwrap()), GPT_RANGES, "the first one is whole");
+    disk.write_at(512, &[0; 512]).unwrap();
+    let error = partition::list(&disk).unwrap_err();
+    assert!(matches!(error, PartitionError::Damaged { .. }), "{error}");
+}
+
 #[test]
 fn an_mbr_by_sfdisk_reads_as_written_with_logical_partitions() {
     let Some(disk) = image_from_sfdisk(MBR) else { return };

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use extant::{BlockSize, FsError, MountOptions, SharedDevice};
+use extant::{BlockSize, Family, FsError, MountOptions, SharedDevice};
 use extant_block::FileDevice;
 use extant_check::{CheckOptions, check};
 use extant_image::options::MkfsOptions;
@@ -19,6 +19,7 @@ use extant_sync::{Condvar, Mutex, Rank, threads};
 use super::int;
 use super::mount::window;
 use crate::caller::{Caller, call_back, enter};
+use crate::error::errno::EUCLEAN;
 use crate::error::{EXTANT_E_BUILD_OPTIONS, EXTANT_E_BUILD_SOURCE, EXTANT_E_CHECK, Error, Result};
 use crate::types::{
     EXTANT_BUILD_IGNORE_UNREADABLE, EXTANT_BUILD_ONE_FILE_SYSTEM, EXTANT_BUILD_OVERWRITE,
@@ -267,18 +268,19 @@ fn replayed(
             let is_pending = no_replay || fs.replayed().is_some();
             Ok((Arc::clone(fs.device()), count, is_pending))
         }
-        Err(
-            error @ (FsError::NotExt { .. } | FsError::Unsupported { .. } | FsError::Device { .. }),
-        ) => Err(error.into()),
-        Err(error) => {
-            Err(Error::new(EXTANT_E_CHECK, format!("cannot be opened: {error}")).with_errno(117))
+        Err(error) if error.family() == Family::Damage => {
+            let message = format!("cannot be opened: {error}");
+            Err(Error::new(EXTANT_E_CHECK, message).with_errno(EUCLEAN))
         }
+        // Nothing is known of the image as the next mount would have it.
+        Err(error) => Err(error.into()),
     }
 }
 
 /// Checks the image in the file, or on the disk, at `path` of the host, without changing it: finds what e2fsck -fn finds, with the
 /// journal replayed in memory. `options` and `report` may be NULL. Returns 0 for a clean image, 1 for one with problems, or a
-/// negative errno for one that cannot be checked: -EUCLEAN when it is so damaged that it cannot be opened.
+/// negative errno for one that cannot be checked: -EUCLEAN when it is so damaged that it cannot be opened, the device's
+/// (mostly -EIO) when that fails.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn extant_check(
     path: *const c_char,

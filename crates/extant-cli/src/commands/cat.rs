@@ -9,6 +9,7 @@ use extant_sync::threads::{self, ThreadError};
 
 use crate::exit::{Exit, Failure, Result};
 use crate::image::{Image, ImagesArgs};
+use crate::output::stdout;
 use crate::size::parse_bytes;
 
 /// Bytes read at once: what stays in the processor's cache until it is written.
@@ -72,7 +73,7 @@ fn read_chunk(
 }
 
 fn write_one_by_one(image: &Image, inode: &Inode, mut range: Range<u64>) -> Result<()> {
-    let mut out = std::io::stdout().lock();
+    let mut out = stdout();
     let mut chunk = Vec::new();
     loop {
         read_chunk(image, inode, &mut range, &mut chunk)?;
@@ -100,7 +101,7 @@ fn write_while_reading(image: &Image, inode: &Inode, mut range: Range<u64>) -> R
                 }
             }
         })?;
-        let mut out = std::io::stdout().lock();
+        let mut out = stdout();
         let mut write = || -> Result<()> {
             while let Ok(chunk) = chunks.recv() {
                 let chunk = chunk?;

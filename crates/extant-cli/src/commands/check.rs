@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
-use extant::{FsError, MountOptions};
+use extant::{Family, FsError, MountOptions};
 use extant_base::sabotage;
 use extant_block::{FileDevice, SharedDevice};
 use extant_check::{Answer, CheckError, CheckOptions, Meet, Problem, Report};
@@ -15,7 +15,7 @@ use extant_image::write::Progress;
 use serde_json::{Value, json};
 
 use crate::commands::repair::note_holder;
-use crate::exit::{Exit, Failure, Result};
+use crate::exit::{Exit, Failure, LIMITS, Result};
 use crate::image::{cut_off, mount_failure, note_journal_error, opening, split, window};
 use crate::in_use;
 use crate::interrupt;
@@ -132,6 +132,11 @@ pub(crate) fn run(args: &CheckArgs) -> Result<Exit> {
     })
 }
 
+/// Returns whether the system has no memory or thread to spare, which says nothing of the image.
+fn is_for_want_of_room(error: &FsError) -> bool {
+    matches!(error, FsError::PageCache(_) | FsError::NoThread { .. })
+}
+
 impl CheckArgs {
     fn check(&self, image: &OsString) -> Result<Found> {
         let (file, path) = split(image);
@@ -188,7 +193,10 @@ impl CheckArgs {
                 | FsError::WrongJournalDevice { .. }
                 | FsError::JournalDevice(_)),
             ) => Err(Failure::from(error).about(&found.name)),
-            Err(error @ FsError::Device { .. }) => Err(Failure::from(error).about(&found.name)),
+            // Nor when the device fails, or the system has no room for it.
+            Err(error) if error.family() == Family::Device || is_for_want_of_room(&error) => {
+                Err(Failure::from(error).about(&found.name))
+            }
             // The first of its problems. What else there is, the image as it lies there says.
             Err(error) => {
                 found.unopened = Some(Failure::from(error).message);
@@ -242,6 +250,9 @@ impl CheckArgs {
 fn cannot(error: CheckError, name: &str) -> Failure {
     let exit = match &error {
         CheckError::Device(_) => Exit::Io,
+        CheckError::Memory { .. } => {
+            return Failure::new(Exit::Io, error.to_string()).about(name).hint(LIMITS);
+        }
         CheckError::Features { .. } => Exit::Unsupported,
         CheckError::Superblock(_) => {
             let hint = "extant repair takes a backup of it, or sets right what can be; extant salvage does without";

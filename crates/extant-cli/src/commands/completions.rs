@@ -18,6 +18,6 @@ pub(crate) struct CompletionsArgs {
 pub(crate) fn run(args: &CompletionsArgs, mut definition: clap::Command) -> Result<Exit> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut definition, "extant", &mut script);
-    std::io::Write::write_all(&mut std::io::stdout(), &script)?;
+    crate::output::put(&script)?;
     Ok(Exit::Success)
 }

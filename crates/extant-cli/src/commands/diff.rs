@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 use std::ffi::OsString;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::Path;
 
 use clap::Args;
@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use crate::commands::tar::{Writer, archive_output};
 use crate::exit::{Exit, Failure, Result};
 use crate::image::{Failures, Image, ReadArgs, split};
-use crate::output::{Out, put_bytes};
+use crate::output::{Out, put_bytes, stdout};
 
 /// Bytes compared at once.
 const CHUNK_BYTES: u64 = 1 << 20;
@@ -351,7 +351,7 @@ fn layer(args: &DiffArgs, old: &Image, new: &Image, path: &OsString) -> Result<E
         }
     }
     let (differs, left_out) = if path == "-" {
-        let out = io::stdout().lock();
+        let out = stdout();
         if out.is_terminal() {
             return Err(Failure::usage("an archive is not for a terminal"));
         }

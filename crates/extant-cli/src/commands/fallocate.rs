@@ -12,6 +12,7 @@ use crate::commands::truncate::check_file;
 use crate::copying::content::CHUNK_BYTES;
 use crate::edit::{EditArgs, NewArgs, Session, edit_each};
 use crate::exit::{Exit, Failure, Result};
+use crate::output::stdout;
 use crate::size::parse_bytes;
 use crate::text::{counted, human_bytes};
 
@@ -103,14 +104,14 @@ pub(crate) fn run(args: &FallocateArgs) -> Result<Exit> {
             let end = if args.length.is_some() { end } else { u64::MAX };
             let dug = dig(session, path, &inode, args.from..end)?;
             if args.verbose {
-                writeln!(std::io::stdout(), "{label}: {} turned into holes", human_bytes(dug))?;
+                writeln!(stdout(), "{label}: {} turned into holes", human_bytes(dug))?;
             }
             return Ok(());
         }
         session.at(path, inode.fallocate(args.mode(), args.from..end))?;
         if args.verbose {
             let bytes = counted(end - args.from, "byte");
-            writeln!(std::io::stdout(), "{label}: {bytes} {}", args.word())?;
+            writeln!(stdout(), "{label}: {bytes} {}", args.word())?;
         }
         Ok(())
     })

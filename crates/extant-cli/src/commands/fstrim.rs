@@ -8,6 +8,7 @@ use clap::Args;
 use crate::edit::{EditArgs, edit_one};
 use crate::exit::{Exit, Failure, Result};
 use crate::image::split;
+use crate::output::stdout;
 use crate::size::parse_bytes;
 use crate::text::{counted, human_bytes};
 
@@ -53,7 +54,7 @@ pub(crate) fn run(args: &FstrimArgs) -> Result<Exit> {
         session.tally.done();
         if args.verbose {
             let (human, bytes) = (human_bytes(trimmed), counted(trimmed, "byte"));
-            writeln!(std::io::stdout(), "{}: {human} ({bytes}) trimmed", session.name)?;
+            writeln!(stdout(), "{}: {human} ({bytes}) trimmed", session.name)?;
         }
         Ok(())
     })

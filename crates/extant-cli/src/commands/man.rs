@@ -2,7 +2,6 @@
 
 mod helper;
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -12,6 +11,7 @@ use clap_mangen::roff::{Roff, roman};
 use crate::exit::{Exit, Failure, Result};
 use crate::fault::io_exit;
 use crate::manuals;
+use crate::output::put;
 
 /// Title over the pages of this section, as the kernel's and coreutils' have one.
 const MANUAL: &str = "User Commands";
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &ManArgs, definition: clap::Command, examples: Examples)
     command.build();
     let documents = args.documents.as_deref();
     let Some(directory) = &args.directory else {
-        std::io::stdout().write_all(&page(&command, None, None, documents)?)?;
+        put(&page(&command, None, None, documents)?)?;
         return Ok(Exit::Success);
     };
     let write = |name: &str, page: Vec<u8>| {

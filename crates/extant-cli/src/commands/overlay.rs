@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::exit::{Exit, Failure, Result};
 use crate::image::opening;
 use crate::in_use::loop_device_of;
-use crate::output::Out;
+use crate::output::{Out, stdout};
 use crate::place::{is_address, is_web_address};
 use crate::seal::{Part, SealArgs};
 use crate::source::SourceArgs;
@@ -146,7 +146,7 @@ pub(crate) fn run(args: &OverlayArgs) -> Result<Exit> {
                 }
             })?;
             let (name, bytes) = (shown(&args.overlay), human_bytes(moved.bytes));
-            writeln!(std::io::stdout(), "{name}: {bytes} written to the image below it")?;
+            writeln!(stdout(), "{name}: {bytes} written to the image below it")?;
         }
         What::Rebase(RebaseArgs { to: args, as_is: true, .. }) => {
             let base = shown(&args.base);
@@ -158,7 +158,7 @@ pub(crate) fn run(args: &OverlayArgs) -> Result<Exit> {
             overlay::rebase_as_is(&args.overlay, &args.base, &args.how())
                 .map_err(failed(&args.overlay))?;
             let name = shown(&args.overlay);
-            writeln!(std::io::stdout(), "{name}: over {base} as it is; nothing was copied")?;
+            writeln!(stdout(), "{name}: over {base} as it is; nothing was copied")?;
         }
         What::Rebase(RebaseArgs { to: args, over, .. }) => {
             let over = over.as_deref().map(|over| at(over, None, false, Some(&args.overlay)));
@@ -174,7 +174,7 @@ pub(crate) fn run(args: &OverlayArgs) -> Result<Exit> {
             let moved = moved.map_err(failed(&args.overlay))?;
             let (name, bytes) = (shown(&args.overlay), human_bytes(moved.bytes));
             let base = shown(&args.base);
-            writeln!(std::io::stdout(), "{name}: over {base}; {bytes} copied into it")?;
+            writeln!(stdout(), "{name}: over {base}; {bytes} copied into it")?;
         }
     }
     Ok(Exit::Success)

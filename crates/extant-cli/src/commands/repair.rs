@@ -14,7 +14,7 @@ use extant_repair::{
 use extant_sync::{Clock, SystemClock};
 use serde_json::{Value, json};
 
-use crate::exit::{Exit, Failure, Result, chain};
+use crate::exit::{Exit, Failure, LIMITS, Result, chain};
 use crate::image::{cut_off, instead_of_ext, opening, split, window};
 use crate::in_use;
 use crate::interrupt;
@@ -404,6 +404,7 @@ fn cannot(error: &RepairError, name: &str) -> Failure {
         }
         RepairError::JournalDevice { .. } => failure.hint(replay_elsewhere(name)),
         RepairError::DeviceTooSmall { wanted, .. } => failure.hint(cut_off(name, *wanted)),
+        RepairError::System(_) => failure.hint(LIMITS),
         _ => failure,
     }
 }

@@ -13,7 +13,7 @@ use extant_sync::{Clock, SystemClock};
 use serde_json::{Value, json};
 
 use crate::commands::repair::{replay_elsewhere, waits};
-use crate::exit::{Exit, Failure, Result, chain};
+use crate::exit::{Exit, Failure, LIMITS, Result, chain};
 use crate::image::{cut_off, instead_of_ext, opening, split};
 use crate::in_use;
 use crate::mounting::asked;
@@ -485,6 +485,7 @@ pub(crate) fn of_change(error: &ChangeError, name: &str) -> (Exit, Option<String
         {
             (Exit::Image, Some(format!("{name} is empty, or too short to hold a file system")))
         }
+        ChangeError::System(_) => (Exit::Io, Some(LIMITS.to_owned())),
         ChangeError::Scratch(_) => (
             Exit::Io,
             Some(format!(

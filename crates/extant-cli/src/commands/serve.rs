@@ -3,7 +3,7 @@
 mod virtiofs;
 
 use std::ffi::OsString;
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileTypeExt;
@@ -19,6 +19,7 @@ use crate::exit::{Exit, Failure, Result};
 use crate::fault::io_exit;
 use crate::image::{opening, split, window};
 use crate::in_use::loop_device_of;
+use crate::output::announce;
 use crate::size::parse_bytes;
 use crate::source::SourceArgs;
 use crate::text::escape;
@@ -142,8 +143,7 @@ fn run_nbd(args: &NbdArgs) -> Result<Exit> {
         None => None,
     };
     let (listening, address, _socket) = listen(args)?;
-    writeln!(std::io::stdout(), "{address}")?;
-    std::io::stdout().flush()?;
+    announce(&address)?;
     let name = escape(file.as_os_str().as_bytes());
     let served = match &tls {
         None => serve(&device, &args.export, &listening, &end),

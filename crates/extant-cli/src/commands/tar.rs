@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::File;
-use std::io::{self, IsTerminal, Read, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -17,7 +17,7 @@ use crate::archive::{Archive, Header, Kind, Record, map_entry_len};
 use crate::exit::{Exit, Failure, Result};
 use crate::image::{Failures, Image, ImageArgs};
 use crate::interrupt;
-use crate::output::complain;
+use crate::output::{complain, stdout};
 use crate::text::escape;
 
 /// Bytes read at once.
@@ -54,7 +54,7 @@ pub(crate) fn run(args: &TarArgs) -> Result<Exit> {
             Ok(failures.exit())
         }
         None => {
-            let out = io::stdout().lock();
+            let out = stdout();
             if out.is_terminal() {
                 return Err(Failure::usage("an archive is not for a terminal")
                     .hint("extant tar IMG > FILE, or -o FILE"));

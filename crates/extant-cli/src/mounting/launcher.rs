@@ -1,12 +1,13 @@
 //! What the user called: starts the keeper, and waits until the mount can be used.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::exit::{Exit, Failure, Result};
+use crate::exit::{Exit, Failure, Result, is_refusal};
 use crate::mounting::link::{Link, Word};
 use crate::mounting::options::MountChoices;
 use crate::mounting::{keeper, second, server};
@@ -30,11 +31,25 @@ pub(crate) fn run(request: &Request) -> Result<Exit> {
         Some(role) if role == SERVER => server::run(request),
         Some(role) if role == KEEPER => keeper::daemon(request),
         Some(role) => Err(Failure::usage(format!("{ROLE} is set to {}", role.display()))),
-        None => match second::show(request)? {
-            Some(exit) => Ok(exit),
-            None if request.choices.foreground => keeper::foreground(request),
-            None => launch(),
-        },
+        None => {
+            look_for_null()?;
+            match second::show(request)? {
+                Some(exit) => Ok(exit),
+                None if request.choices.foreground => keeper::foreground(request),
+                None => launch(),
+            }
+        }
+    }
+}
+
+/// The processes of a mount leave the terminal for `/dev/null`, and are started with it.
+fn look_for_null() -> Result<()> {
+    let what = "cannot open /dev/null";
+    match File::options().read(true).write(true).open("/dev/null") {
+        Ok(_) => Ok(()),
+        Err(error) if is_refusal(&error) => Err(Failure::caused(Exit::Internal, what, &error)),
+        Err(error) => Err(Failure::caused(Exit::Io, what, &error)
+            .hint("a mount needs it: mknod -m 666 /dev/null c 1 3 makes it again")),
     }
 }
 

@@ -17,8 +17,9 @@ use extant_fuse::Argument;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg,
+    sendmsg, socketpair,
 };
 use serde_json::{Value, json};
 
@@ -182,15 +183,19 @@ impl Link {
         let flags = RecvFlags::CMSG_CLOEXEC;
         let received =
             rustix::io::retry_on_intr(|| recvmsg(&self.0, &mut parts, &mut control, flags));
-        let count = match received {
-            Ok(received) => received.bytes,
-            Err(Errno::CONNRESET) => 0,
+        let (count, is_cut) = match received {
+            Ok(received) => (received.bytes, received.flags.contains(ReturnFlags::CTRUNC)),
+            Err(Errno::CONNRESET) => (0, false),
             Err(errno) => return Err(errno.into()),
         };
         let descriptor = control.drain().find_map(|message| match message {
             RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
             _ => None,
         });
+        if descriptor.is_none() && is_cut {
+            // There was one, which this process may not have besides those that it has.
+            return Err(Errno::MFILE.into());
+        }
         let Some(packet) = bytes.get(..count).filter(|packet| !packet.is_empty()) else {
             return Ok(None);
         };

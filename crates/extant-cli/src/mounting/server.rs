@@ -80,7 +80,9 @@ fn serve(request: &Request, link: &Link) -> Result<()> {
     let log = Log::open(choices.foreground, choices.log.as_deref())?;
     let mut settings = choices.settings();
     let dir = request.dir.canonicalize().unwrap_or_else(|_| request.dir.clone());
-    let Some(Word::Open { is_claimed }) = link.hear().map_err(internal("no keeper"))? else {
+    let Some(Word::Open { is_claimed }) =
+        link.hear().map_err(internal("cannot hear the keeper"))?
+    else {
         return Err(Failure::new(Exit::Interrupted, "interrupted: nothing is mounted"));
     };
     if let Some(engine) = choices.device_engine {
@@ -111,14 +113,15 @@ fn serve(request: &Request, link: &Link) -> Result<()> {
     // Before the image says that it is mounted: what is refused here leaves it as it was.
     server.catch_panics(choices.foreground)?;
     let fs = devices.mount(choices)?;
-    link.say(&Word::Opened { read_only: choices.read_only }).map_err(internal("no keeper"))?;
+    link.say(&Word::Opened { read_only: choices.read_only })
+        .map_err(internal("cannot hear the keeper"))?;
     let device = match link.hear() {
         Ok(Some(Word::Serve(device))) => device,
         // There is no mount after all.
         Ok(_) => return Ok(fs.unmount()?),
         Err(error) => {
             fs.unmount()?;
-            return Err(internal("no keeper")(error));
+            return Err(internal("cannot hear the keeper")(error));
         }
     };
     let answer = server.answer((device, rings), fs, &settings, &signals, end, choices);

@@ -287,3 +287,43 @@ fn help_and_suggestions_tell_of_all_commands_and_their_options() {
     let script = said(&["completions", "bash"]);
     assert!(script.contains("--threads") && script.contains("--overlay"), "{script}");
 }
+
+/// `extant ls a.img >&-`: what nobody gets is not a success, and what prints nothing is one.
+#[test]
+fn without_a_standard_output_what_is_printed_is_an_error() {
+    let place = Place::with_image();
+    let without = |args: &[&str]| {
+        let whole = place.command(args);
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "exec \"$0\" \"$@\" >&-"]).arg(whole.get_program());
+        shell.args(whole.get_args()).current_dir(place.0.path());
+        Ran { args: args.join(" "), output: shell.output().unwrap() }
+    };
+    let printing = [
+        &["ls", "a.img"][..],
+        &["info", "a.img"],
+        &["cat", "a.img:/file"],
+        &["cat", "a.img:/file", "a.img:/dir/again"],
+        &["tar", "a.img"],
+        &["tar", "-o", "-", "a.img"],
+        &["find", "a.img"],
+        &["check", "a.img"],
+        &["diff", "--layer", "-", "a.img", "a.img"],
+        &["completions", "bash"],
+        &["man"],
+        &["--version"],
+        &["--help"],
+        &["ls", "--help"],
+    ];
+    for args in printing {
+        let code = if args[0] == "diff" { 2 } else { 8 };
+        without(args).ends_with(code).complains(&["cannot write the output"]);
+    }
+    for args in [&["mkdir", "a.img:/new"][..], &["check", "-q", "a.img"], &["rm", "a.img:/file"]] {
+        without(args).succeeds();
+    }
+    assert!(place.run(&["ls", "a.img"]).succeeds().out().contains("new\n"));
+    // To nowhere is somewhere.
+    let mut command = place.command(&["ls", "a.img"]);
+    assert!(command.stdout(std::process::Stdio::null()).status().unwrap().success());
+}

@@ -594,3 +594,40 @@ fn a_launcher_that_is_killed_leaves_no_mount() {
     until("the image is free", lock);
     assert!(mounts.listed().is_none());
 }
+
+/// Runs `script` in a shell before the command, which it has as its arguments.
+fn after(mounts: &support::mounts::Mounts, script: &str, args: &[&str]) -> support::Ran {
+    let whole = mounts.place.command(args);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("{script}; exec \"$0\" \"$@\"")]).arg(whole.get_program());
+    shell.args(whole.get_args()).current_dir(mounts.place.0.path());
+    support::Ran { args: format!("{script}; {}", args.join(" ")), output: shell.output().unwrap() }
+}
+
+#[test]
+fn a_mount_that_may_not_have_as_many_open_files_says_so_and_how_many_would_do() {
+    let Some(mounts) = mounts() else { return };
+    // Fewer than a mount has, one more each time: the first thing that fails is another one each time.
+    for limit in 5..16 {
+        let ran = after(&mounts, &format!("ulimit -n {limit}"), &["mount", "a.img", "m"]);
+        let ran = ran.ends_with(8).complains(&["Too many open files"]);
+        let files = format!("may have {limit} files open");
+        assert!(ran.err().contains(&files) && ran.err().contains("ulimit -n 256"), "{}", ran.err());
+        assert_eq!(mounts.listed(), None, "{limit}");
+    }
+    after(&mounts, "ulimit -n 256", &["mount", "a.img", "m"]).succeeds();
+    mounts.umount();
+}
+
+#[test]
+fn a_mount_without_dev_null_says_what_it_needs() {
+    let Some(mounts) = mounts() else { return };
+    let bare = "mount -t tmpfs none /dev && mknod /dev/fuse c 10 229";
+    let inside = format!("{bare}; exec \"$0\" \"$@\"");
+    let whole = mounts.place.command(&["mount", "a.img", "m"]);
+    let mut shell = Command::new("unshare");
+    shell.args(["-m", "sh", "-c", &inside]).arg(whole.get_program()).args(whole.get_args());
+    let Ok(output) = shell.current_dir(mounts.place.0.path()).output() else { return };
+    let ran = support::Ran { args: "mount without /dev/null".to_owned(), output };
+    ran.ends_with(8).complains(&["/dev/null"]).hints("mknod");
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import operator
 import os
 import threading
 
@@ -106,6 +107,8 @@ class RawFile(io.RawIOBase):
     def seek(self, offset, whence=os.SEEK_SET, /):
         """Moves the position; ``os.SEEK_DATA`` and ``os.SEEK_HOLE`` work as well."""
         self._check_open()
+        # A position that is no whole number would be an error of the next read.
+        offset = operator.index(offset)
         with self._lock:
             if whence == os.SEEK_SET:
                 to = offset

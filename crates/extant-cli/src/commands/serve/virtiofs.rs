@@ -1,7 +1,6 @@
 //! `extant serve virtiofs`: the tree of an image for virtual machines.
 
 use std::ffi::OsString;
-use std::io::{self, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,7 +21,7 @@ use crate::in_use::loop_device_of;
 use crate::keys::KeyArgs;
 use crate::mounting::options::SandboxMode;
 use crate::mounting::sandbox;
-use crate::output::complain;
+use crate::output::{announce, complain};
 use crate::place::needs_connections;
 use crate::seal::{Part, SealArgs};
 use crate::size::parse_bytes;
@@ -138,8 +137,7 @@ pub(super) fn run(args: &VirtiofsArgs) -> Result<Exit> {
         .open(Arc::clone(&device))
         .map_err(|error| mount_failure(error.into(), &name, &device, at_start))?;
     note_journal_error(&fs, &name);
-    writeln!(io::stdout(), "{}", args.socket.display())?;
-    io::stdout().flush()?;
+    announce(&args.socket.display().to_string())?;
     extant_virtiofs::serve(listener, fs, &served, &settings, &Said, &end).map_err(|error| {
         let exit = match &error {
             ServeError::Socket(error) => io_exit(error),
