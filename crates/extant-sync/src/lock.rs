@@ -3,9 +3,8 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::time::Duration;
 
-use crate::no_wait::{check_may_wait, check_may_wait_for_lock};
+use crate::no_wait::check_may_wait_for_lock;
 use crate::rank::{Rank, RankToken};
 use crate::waits::waited;
 
@@ -54,6 +53,13 @@ guard! {
 guard! {
     /// Exclusive access to what an [`RwLock`] protects.
     RwLockWriteGuard, RwLockWriteGuard, deref_mut
+}
+
+impl<T: ?Sized> MutexGuard<'_, T> {
+    /// Calls `f` while others may take the lock. Its rank stays taken.
+    pub(crate) fn unlocked<R>(&mut self, f: impl FnOnce() -> R) -> R {
+        parking_lot::MutexGuard::unlocked(&mut self.guard, f)
+    }
 }
 
 /// The position of a lock among those of its rank. Only debug builds keep it, because release
@@ -260,57 +266,6 @@ impl<T: ?Sized + fmt::Debug> fmt::Debug for RwLock<T> {
     }
 }
 
-/// A condition variable for the state in one [`Mutex`].
-///
-/// A waiting thread keeps its other locks, so the thread that changes the state must need none of
-/// them; the rank of the mutex, taken last, ensures that except for holders of a lower rank.
-#[derive(Default)]
-pub struct Condvar {
-    inner: parking_lot::Condvar,
-}
-
-impl Condvar {
-    /// Creates a condition without waiters.
-    pub const fn new() -> Condvar {
-        Condvar { inner: parking_lot::Condvar::new() }
-    }
-
-    /// Releases the lock, waits for a notification, and takes the lock again. The caller checks the
-    /// state afterwards, because the notification may be for another waiter.
-    ///
-    /// # Panics
-    ///
-    /// In debug builds, within [`no_waiting`](crate::no_waiting).
-    #[track_caller]
-    pub fn wait<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>) {
-        check_may_wait("a condition");
-        self.inner.wait(&mut guard.guard);
-    }
-
-    /// Waits like [`wait`](Self::wait) for at most `time`. Returns whether that has passed.
-    #[track_caller]
-    pub fn wait_for<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, time: Duration) -> bool {
-        check_may_wait("a condition");
-        self.inner.wait_for(&mut guard.guard, time).timed_out()
-    }
-
-    /// Wakes one waiting thread, if there is any.
-    pub fn notify_one(&self) {
-        self.inner.notify_one();
-    }
-
-    /// Wakes all waiting threads.
-    pub fn notify_all(&self) {
-        self.inner.notify_all();
-    }
-}
-
-impl fmt::Debug for Condvar {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Condvar")
-    }
-}
-
 #[cfg(test)]
 #[expect(clippy::disallowed_methods, reason = "a bare thread is the shortest test")]
 mod tests {
@@ -393,27 +348,5 @@ mod tests {
         });
         *lock.try_write().unwrap() = 7;
         assert_eq!((lock.into_inner(), mutex.into_inner()), (7, 6));
-    }
-
-    #[test]
-    fn a_waiting_thread_lets_its_lock_go() {
-        let (turn, changed) = (Mutex::new(Rank::Leaf, 0), Condvar::new());
-        std::thread::scope(|s| {
-            s.spawn(|| {
-                let mut turn = turn.lock();
-                while *turn == 0 {
-                    changed.wait(&mut turn);
-                }
-                *turn = 2;
-                changed.notify_all();
-            });
-            let mut turn = turn.lock();
-            *turn = 1;
-            changed.notify_all();
-            while *turn != 2 {
-                changed.wait(&mut turn);
-            }
-        });
-        assert_eq!(turn.into_inner(), 2);
     }
 }

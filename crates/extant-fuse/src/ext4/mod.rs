@@ -61,6 +61,7 @@ use current::Current;
 use ending::Ending;
 use keys::Claims;
 use listing::Damaged;
+use names::known_to_be;
 use nodes::{Found, Nodes, Opens};
 use partings::Partings;
 use room::Room;
@@ -425,7 +426,7 @@ impl Operations for Ext4<'_> {
     fn unlink(&self, _: Caller, parent: NodeId, name: &[u8]) -> Reply<()> {
         self.check_change()?;
         let dir = self.inode(parent)?;
-        let victim = dir.lookup(name).ok();
+        let victim = self.reply(known_to_be(&dir, name))?;
         let unlinked = self.reply(dir.unlink(name));
         self.keep_known(victim);
         unlinked?;
@@ -436,7 +437,7 @@ impl Operations for Ext4<'_> {
     fn rmdir(&self, _: Caller, parent: NodeId, name: &[u8]) -> Reply<()> {
         self.check_change()?;
         let dir = self.inode(parent)?;
-        let victim = dir.lookup(name).ok();
+        let victim = self.reply(known_to_be(&dir, name))?;
         let removed = self.reply(dir.rmdir(name));
         self.keep_known(victim);
         removed?;

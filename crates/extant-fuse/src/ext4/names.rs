@@ -1,7 +1,9 @@
 //! Names: lookups, creation, renames. Every answer with a node counts as a lookup by the kernel
 //! (E1).
 
-use extant::{AclKind, FileKind, FsError, Ino, Inode, InodeFlags, NewInode, RenameFlags, Special};
+use extant::{
+    AclKind, Family, FileKind, FsError, Ino, Inode, InodeFlags, NewInode, RenameFlags, Special,
+};
 
 use super::complaints::Kind;
 use super::{Ext4, node_of};
@@ -207,7 +209,7 @@ impl Ext4<'_> {
     ) -> Reply<()> {
         let flags = RenameFlags::from_bits(flags).ok_or(Errno::EINVAL)?;
         let (dir, new_dir) = (self.inode(parent)?, self.inode(new_parent)?);
-        let replaced = new_dir.lookup(new_name).ok();
+        let replaced = self.reply(known_to_be(&new_dir, new_name))?;
         let renamed = self.with_room_of_removed(|| dir.rename(name, &new_dir, new_name, flags));
         let renamed = self.reply(renamed);
         self.keep_known(replaced);
@@ -216,6 +218,21 @@ impl Ext4<'_> {
         // One transaction did it; either of the two waits for that.
         self.renamed_in(&dir)?;
         self.renamed_in(&new_dir)
+    }
+}
+
+/// Returns the inode that is about to lose a name, if it can be had: what the call itself says of a missing or damaged
+/// one is better.
+///
+/// # Errors
+///
+/// Those of the device, before anything is changed: it may read for the call, and the inode would be gone while the
+/// kernel knows it (E1).
+pub(super) fn known_to_be(dir: &Inode, name: &[u8]) -> Result<Option<Inode>, FsError> {
+    match dir.lookup(name) {
+        Ok(inode) => Ok(Some(inode)),
+        Err(error) if error.family() == Family::Device => Err(error),
+        Err(_) => Ok(None),
     }
 }
 
@@ -250,3 +267,38 @@ const NO_ENTRY: Entry = Entry {
         valid_for: None,
     },
 };
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use extant::MountOptions;
+    use extant_block::{FaultDevice, FaultPlan, SharedDevice};
+    use extant_testkit::oracle::mke2fs;
+    use extant_testkit::require;
+
+    use super::*;
+
+    #[test]
+    fn a_name_goes_only_when_its_inode_is_at_hand() {
+        let dir = extant_testkit::tempdir().unwrap();
+        let path = dir.path().join("image");
+        require!(mke2fs(&path, "16M", &["-t", "ext4"]));
+        let device = Arc::new(extant_testkit::image::load(&path));
+        let fs =
+            MountOptions::new().read_only(false).open_shared(Arc::clone(&device) as _).unwrap();
+        fs.root().unwrap().create(b"file", &NewInode::root(0o644)).unwrap();
+        fs.unmount().unwrap();
+        let plan = FaultPlan { read_one_in: 1, ..FaultPlan::default() };
+        let faulty = Arc::new(FaultDevice::new(device, plan));
+        faulty.set_enabled(false);
+        let fs = MountOptions::new().open_shared(Arc::clone(&faulty) as SharedDevice).unwrap();
+        let root = fs.root().unwrap();
+        faulty.set_enabled(true);
+        let error = known_to_be(&root, b"file").unwrap_err();
+        assert_eq!(error.family(), Family::Device, "{error}");
+        faulty.set_enabled(false);
+        assert!(known_to_be(&root, b"file").unwrap().is_some());
+        assert!(known_to_be(&root, b"none").unwrap().is_none());
+    }
+}
