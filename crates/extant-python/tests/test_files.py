@@ -412,6 +412,51 @@ def test_a_fork_reads_what_was_mounted_for_reading(image):
 
 
 
+def test_threads_of_a_fork_use_images_of_their_own(tmp_path):
+    program = f"""if True:
+        import extant, os, sys, threading
+        at = {str(tmp_path)!r}
+        mounts = []
+        for number in range(12):
+            # Idle threads of this process, which its forks do not have.
+            extant.mkfs(f"{{at}}/{{number}}.img", 32 << 20)
+            mounts.append(extant.open(f"{{at}}/{{number}}.img", "r+"))
+            mounts[-1].write_bytes("/file", b"x" * 3_000_000)
+            mounts[-1].sync()
+
+        def work(fs, number):
+            for _ in range(6):
+                fs.write_bytes(f"/{{number}}", b"y" * 700_000)
+                fs.sync()
+
+        def generation(depth):
+            process = os.fork()
+            if process:
+                return os.waitpid(process, 0)[1]
+            failed = True
+            try:
+                image = f"{{at}}/fork-{{os.getpid()}}.img"
+                extant.mkfs(image, 32 << 20)
+                with extant.open(image, "r+") as fs:
+                    threads = [threading.Thread(target=work, args=(fs, number)) for number in range(6)]
+                    for thread in threads:
+                        thread.start()
+                    for thread in threads:
+                        thread.join()
+                    failed = bool(depth < 3 and generation(depth + 1))
+                assert extant.check(image).clean
+            finally:
+                os._exit(1 if failed else 0)
+
+        for _ in range(6):
+            assert generation(0) == 0
+        for mount in mounts:
+            mount.close()
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "panicked" not in done.stderr, done.stderr
+
+
 def test_threads_share_a_mount_and_the_interpreter_goes_on(fs):
     failures = []
 

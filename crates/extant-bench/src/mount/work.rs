@@ -152,7 +152,8 @@ pub fn clients(root: &Path, count: usize, length: Duration) -> Result<f64> {
         Prng::new(client as u64).fill(&mut data);
         let mut out = vec![0; data.len()];
         let mut done = 0;
-        while !is_over() {
+        // Once at least: a client may get to run only when it is over.
+        while done == 0 || !is_over() {
             for name in 0..CLIENT_NAMES {
                 let (path, other) = (dir.join(format!("a-{name}")), dir.join(format!("b-{name}")));
                 let mut file = File::create_new(&path)?;
