@@ -12,6 +12,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::thread::{Timespec, futex};
 
+use crate::clock::{Clock, SystemClock};
 use crate::lock::MutexGuard;
 use crate::no_wait::check_may_wait;
 
@@ -56,15 +57,29 @@ impl Condvar {
     fn sleep<T: ?Sized>(&self, guard: &mut MutexGuard<'_, T>, time: Option<Duration>) -> bool {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         let seen = self.notified.load(Ordering::Relaxed);
-        let time = time.map(|time| Timespec {
-            tv_sec: time.as_secs().min(u64::from(u32::MAX)) as i64,
-            tv_nsec: i64::from(time.subsec_nanos()),
-        });
         guard.unlocked(|| {
-            let slept = futex::wait(&self.notified, futex::Flags::PRIVATE, seen, time.as_ref());
+            let has_passed = self.sleep_while(seen, time);
             self.waiting.fetch_sub(1, Ordering::Relaxed);
-            slept == Err(Errno::TIMEDOUT)
+            has_passed
         })
+    }
+
+    /// Sleeps while the number of notifications is the one that was seen, and at most for `time`, however often
+    /// signals come. Returns whether that has passed.
+    fn sleep_while(&self, seen: u32, time: Option<Duration>) -> bool {
+        let began = time.map(|_| SystemClock.monotonic());
+        loop {
+            let passed = began.map(|began| SystemClock.monotonic().saturating_sub(began));
+            let left = time.map(|time| time.saturating_sub(passed.unwrap_or_default()));
+            let left = left.map(|left| Timespec {
+                tv_sec: left.as_secs().min(u64::from(u32::MAX)) as i64,
+                tv_nsec: i64::from(left.subsec_nanos()),
+            });
+            match futex::wait(&self.notified, futex::Flags::PRIVATE, seen, left.as_ref()) {
+                Err(Errno::INTR) => {}
+                slept => return slept == Err(Errno::TIMEDOUT),
+            }
+        }
     }
 
     /// Wakes one waiting thread, if there is any.
@@ -174,9 +189,9 @@ mod tests {
     fn a_time_passes_or_a_notification_comes_first() {
         let (lock, condition) = (Mutex::new(Rank::Leaf, false), Condvar::new());
         let mut guard = lock.lock();
-        let began = std::time::Instant::now();
+        let began = SystemClock.monotonic();
         assert!(condition.wait_for(&mut guard, Duration::from_millis(30)));
-        assert!(began.elapsed() >= Duration::from_millis(30));
+        assert!(SystemClock.monotonic() - began >= Duration::from_millis(30));
         *guard = false;
         drop(guard);
         scope(|s| {
