@@ -64,6 +64,7 @@ impl Problem {
             | P::Feature { .. }
             | P::FeatureAlone { .. }
             | P::FieldAlone { .. }
+            | P::ReservedBlocks { .. }
             | P::Mmp(..)
             | P::GroupFlags { .. }
             | P::Reserved { .. }
@@ -74,6 +75,7 @@ impl Problem {
             | P::BlockBitmap { .. }
             | P::InodeBitmap { .. }
             | P::UninitUsed { .. }
+            | P::UninitLast { .. }
             | P::TableUnused { .. }
             | P::GroupCount { .. }
             | P::Sectors { .. }
@@ -115,6 +117,7 @@ impl Problem {
             P::BitmapChecksum { group: g, .. }
             | P::Padding { group: g, .. }
             | P::UninitUsed { group: g, .. }
+            | P::UninitLast { group: g }
             | P::GroupCount { group: g, .. }
             | P::GroupFlags { group: g, .. } => group(g),
             P::InodeBitmap { group: g, ino, .. } | P::TableUnused { group: g, ino, .. } => {
@@ -192,6 +195,7 @@ impl Problem {
             | P::InodeBitmap { .. }
             | P::Padding { .. }
             | P::UninitUsed { .. }
+            | P::UninitLast { .. }
             | P::TableUnused { .. } => "write the bitmaps of the group anew",
             P::Mode { .. } => "clear the inode",
             P::ClusterSplit { .. } => "bring the blocks together",
@@ -206,9 +210,8 @@ impl Problem {
             P::EntryInode { why: crate::HOLDS_VALUE, .. } => {
                 "take out the entry or, where no attribute has it, the mark of a value"
             }
-            P::Dir { .. } | P::Name { .. } | P::EntryInode { .. } | P::SecondParent { .. } => {
-                "take out the entry"
-            }
+            P::Dir { .. } => "write the entries that can be read anew",
+            P::Name { .. } | P::EntryInode { .. } | P::SecondParent { .. } => "take out the entry",
             P::DuplicateName { .. } => "rename one of the entries",
             P::DirHole { .. }
             | P::Htree { .. }

@@ -385,7 +385,8 @@ impl Scan<'_, '_> {
                 "a file system without imagic_inodes",
             ),
             (
-                flags.contains(InodeFlags::INDEX) && kind != Some(FileKind::Directory),
+                flags.intersects(InodeFlags::INDEX | InodeFlags::CASEFOLD)
+                    && kind != Some(FileKind::Directory),
                 "a file that is no directory",
             ),
             (
@@ -613,6 +614,11 @@ impl Scan<'_, '_> {
             true => Some(usize::from(field16(bytes, 0)) + 2).filter(|len| *len < bytes.len()),
             false => bytes.iter().position(|byte| *byte == 0),
         };
+        if inode.size < 60 && inode.flags.contains(InodeFlags::EXTENTS) && !encrypted {
+            // Linux reads it there where values of attributes may be in inodes, and e2fsck everywhere.
+            wrong("its target belongs into the inode");
+            return Ok(());
+        }
         if inode.is_fast_symlink() {
             if stored(&inode.block) != usize::try_from(inode.size).ok() {
                 wrong("its target is not as long as it says");

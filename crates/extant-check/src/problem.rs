@@ -88,6 +88,14 @@ pub enum Problem {
         /// Name of the feature.
         feature: &'static str,
     },
+    /// More blocks than e2fsck lets be kept for root: it opens nothing then.
+    #[error("s_r_blocks_count is {found}, more than {limit}, which is half of the blocks")]
+    ReservedBlocks {
+        /// The field.
+        found: u64,
+        /// The most that it may be.
+        limit: u64,
+    },
     /// The block for multiple-mount protection.
     #[error("{0}")]
     Mmp(MmpError),
@@ -187,6 +195,12 @@ pub enum Problem {
         flag: &'static str,
         /// Clusters, or inodes.
         found: u32,
+    },
+    /// The last group, which may be shorter than others, is marked as having no block bitmap.
+    #[error("group {group} is marked BLOCK_UNINIT, and it is the last")]
+    UninitLast {
+        /// The group.
+        group: GroupIndex,
     },
     /// An inode in use lies in the part of the table that is marked as unused.
     #[error("inode {ino} is in use, but the last {unused} of group {group} are marked unused")]

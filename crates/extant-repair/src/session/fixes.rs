@@ -195,6 +195,14 @@ impl Session<'_> {
     fn fix_twice(&mut self, state: &mut State, batch: &[Problem]) -> Result<(), RepairError> {
         let inodes: BTreeSet<Ino> =
             batch.iter().filter_map(|problem| problem.objects().ino).collect();
+        // What a directory has behind its size is not copied, but cut off.
+        for ino in &inodes {
+            match inodes::shorten(state, *ino) {
+                Ok(false) => {}
+                Ok(true) => return Ok(()),
+                Err(trouble) => return self.note(batch, Err(trouble)),
+            }
+        }
         // Where its own blocks are right, somebody else claims them, and that is what is to be copied.
         if inodes.contains(&Ino::RESIZE) && !self.has_fixed_resize {
             self.has_fixed_resize = true;
@@ -344,6 +352,10 @@ fn fix_super(state: &mut State, batch: &[Problem]) -> Fixed {
                 state.sb.raw.s_desc_size = Default::default();
             }
             Problem::FieldAlone { .. } => state.sb.log_groups_per_flex = 0,
+            // What mke2fs keeps.
+            Problem::ReservedBlocks { .. } => {
+                state.sb.reserved_blocks_count = state.sb.blocks_count / 20;
+            }
             Problem::Mmp(_) => {
                 let block = state.sb.mmp_block.0;
                 let mut bytes = vec![0; state.block_bytes()];

@@ -37,6 +37,7 @@ pub(super) fn phase(problem: &Problem) -> Phase {
         | P::Feature { .. }
         | P::FeatureAlone { .. }
         | P::FieldAlone { .. }
+        | P::ReservedBlocks { .. }
         | P::Mmp(..) => Phase::Super,
         P::Group(..)
         | P::OutsideGroup { .. }
@@ -104,6 +105,7 @@ pub(super) fn phase(problem: &Problem) -> Phase {
         | P::BlockBitmap { .. }
         | P::InodeBitmap { .. }
         | P::UninitUsed { .. }
+        | P::UninitLast { .. }
         | P::GroupCount { .. } => Phase::Bitmaps,
         P::SuperblockCount { .. } => Phase::Totals,
         P::State { .. } => Phase::State,
