@@ -1,6 +1,7 @@
 //! Properties of a problem besides its text: its severity and its objects.
 
 use extant_base::{FsBlock, GroupIndex, Ino};
+use extant_format::superblock::OLD_FIRST_INO;
 
 use crate::Problem;
 
@@ -222,6 +223,11 @@ impl Problem {
             P::Orphans { .. } | P::Orphan { .. } | P::NotOrphan { .. } => {
                 "finish what was begun: delete or shorten"
             }
+            P::SpecialInode { field: crate::FIRST_INODE, .. } => "set the number of the first",
+            P::SpecialInode { field: "a reserved inode", ino, .. } => match ino.0 < OLD_FIRST_INO {
+                true => "clear it",
+                false => "set the number of the first",
+            },
             P::SpecialInode { .. }
             | P::Journal(..)
             | P::JournalState { .. }

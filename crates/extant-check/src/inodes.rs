@@ -8,13 +8,14 @@ use extant_format::dir;
 use extant_format::extent;
 use extant_format::features::{Compat, Incompat, RoCompat};
 use extant_format::inode::{FileKind, Inode, InodeFlags};
+use extant_format::superblock::OLD_FIRST_INO;
 
 use crate::map::Map;
 use crate::part::ValueState;
 use crate::scan::Scan;
 use crate::states::State;
 use crate::tables::{Detail, Whole};
-use crate::{CheckError, Problem};
+use crate::{CheckError, FIRST_INODE, Problem};
 
 /// Flags with rules that few inodes have.
 const SELDOM: InodeFlags = InodeFlags::INLINE_DATA
@@ -121,7 +122,11 @@ impl Scan<'_, '_> {
             _ => field16(record, 0) != 0,
         };
         if !is_used && holds && ino.0 < sb.first_inode.0 {
-            let (field, why) = ("a reserved inode", "which holds something that nothing uses");
+            // It is the first in every file system: with it in use, the number is wrong, and said first.
+            let (field, why) = match ino.0 == OLD_FIRST_INO {
+                true => (FIRST_INODE, "and s_first_ino counts it as reserved"),
+                false => ("a reserved inode", "which holds something that nothing uses"),
+            };
             self.problem(Problem::SpecialInode { field, ino, why });
         }
     }

@@ -233,7 +233,11 @@ fn is_plausible(area: &[u8], at: usize, layout: DirLayout, inodes: u32) -> bool 
 
 /// Sets one directory right.
 pub(crate) fn fix(state: &mut State, dir: Ino, problems: &[Problem]) -> Fixed {
-    if revive(state, problems)? || unmark(state, problems)? || restore(state, problems)? {
+    let is_undone = revive(state, problems)?
+        || unmark(state, problems)?
+        || restore(state, problems)?
+        || relink(state, problems)?;
+    if is_undone {
         return Ok(());
     }
     let mut record = state.load(dir)?;
@@ -404,6 +408,24 @@ fn restore(state: &mut State, problems: &[Problem]) -> Fixed<bool> {
         };
         let mode = record.mode() & 0o7777;
         record.put16(record::MODE, mode | kind.mode_bits());
+        state.store(&record)?;
+        found = true;
+    }
+    Ok(found)
+}
+
+/// Gives files links again that have a name and were never deleted: without the name they would be.
+fn relink(state: &mut State, problems: &[Problem]) -> Fixed<bool> {
+    let mut found = false;
+    for problem in problems {
+        let Problem::EntryInode { ino, why: "which has no links", .. } = problem else { continue };
+        let mut record = state.load(*ino)?;
+        let is_whole = record.kind().is_some() && record.u32(record::DTIME) == 0;
+        if record.links() != 0 || !is_whole || state.is_special(*ino) {
+            continue;
+        }
+        // How many there are is counted later.
+        record.put16(record::LINKS, if record.is_dir() { 2 } else { 1 });
         state.store(&record)?;
         found = true;
     }

@@ -294,6 +294,9 @@ fn rebuild_map(state: &mut State, record: &mut Record) -> Fixed {
         }
         record.set_block_area(&extent::empty_root());
     }
+    if record.is_dir() {
+        begin_at_zero(state, record)?;
+    }
     let mut map = state.read_map(record)?;
     if record.is_dir() {
         for extent in &mut map.extents {
@@ -301,6 +304,27 @@ fn rebuild_map(state: &mut State, record: &mut Record) -> Fixed {
         }
     }
     state.write_map(record, &map.extents)
+}
+
+/// Gives the first extent of a directory the number that it has if it leads to the block that begins with `.`.
+fn begin_at_zero(state: &State, record: &mut Record) -> Fixed {
+    let mut area = record.block_area();
+    // A root with records of extents; the first has its number at 12.
+    let is_leaf = record.has(InodeFlags::EXTENTS) && is_extent_node(&area) && u16_at(&area, 6) == 0;
+    if !is_leaf || u16_at(&area, 2) == 0 || u32_at(&area, 12) == 0 {
+        return Ok(());
+    }
+    let block = (u64::from(u16_at(&area, 18)) << 32) | u64::from(u32_at(&area, 20));
+    if !state.in_range(block, 1) {
+        return Ok(());
+    }
+    let bytes = state.read_block(block)?;
+    let is_dot = bytes.get(6) == Some(&1) && bytes.get(8) == Some(&b'.');
+    if is_dot && u32_at(&bytes, 0) == record.ino.0 {
+        put(&mut area, 12, &[0; 4]);
+        record.set_block_area(&area);
+    }
+    Ok(())
 }
 
 fn fix_size(state: &mut State, record: &mut Record, why: &str) -> Fixed {

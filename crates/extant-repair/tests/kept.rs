@@ -667,3 +667,103 @@ fn a_mark_that_only_directories_have_goes() {
     assert_eq!(losses(&before, &device), Vec::<String>::new());
     drop(mended(device, dir.path()));
 }
+
+#[test]
+fn a_file_with_a_name_and_without_links_was_not_deleted() {
+    let dir = tempdir().unwrap();
+    for features in [SETS[0], SETS[2], SETS[6]] {
+        let good = require!(sample(dir.path(), features));
+        let before = seen(&good);
+        let commands = "set_inode_field /d links_count 0\nset_inode_field /d/file7 links_count 0";
+        let device = require!(damaged(dir.path(), &good, commands));
+        let outcome = repaired(&device).unwrap();
+        assert!(outcome.is_clean, "{features:?}: {:#?}", outcome.findings);
+        assert_eq!(losses(&before, &device), Vec::<String>::new(), "{features:?}");
+        let fs = mended(device, dir.path());
+        assert!(fs.read("/d/file7").unwrap() == [8; 21000], "{features:?}");
+        assert!(fs.resolve("/d/e/f").is_ok(), "{features:?}");
+        // One that was deleted stays so.
+        let commands =
+            "set_inode_field /d/file7 links_count 0\nset_inode_field /d/file7 dtime 1700000000";
+        let fs = mended(require!(damaged(dir.path(), &good, commands)), dir.path());
+        assert!(fs.resolve("/d/file7").is_err(), "{features:?}");
+    }
+}
+
+#[test]
+fn a_first_inode_that_is_too_high_is_one_problem_and_no_file_is_called_reserved() {
+    let dir = tempdir().unwrap();
+    for features in [SETS[1], SETS[3]] {
+        let good = require!(sample(dir.path(), features));
+        let before = seen(&good);
+        let device = require!(damaged(dir.path(), &good, "ssv first_ino 100"));
+        let outcome = repaired(&device).unwrap();
+        assert!(outcome.is_clean, "{:#?}", outcome.findings);
+        let [only] = &outcome.findings[..] else { panic!("{:#?}", outcome.findings) };
+        assert_eq!((only.objects.ino.unwrap().0, only.fix), (11, "set the number of the first"));
+        assert_eq!(losses(&before, &device), Vec::<String>::new(), "{features:?}");
+        drop(mended(device, dir.path()));
+    }
+}
+
+#[test]
+fn a_journal_whose_map_leads_elsewhere_is_found_by_its_copy_and_writes_over_nothing() {
+    let dir = tempdir().unwrap();
+    for features in [SETS[1], SETS[2], SETS[6]] {
+        let good = Arc::new(require!(sample(dir.path(), features)));
+        let fs = MountOptions::new().read_only(false).background(false).open(Arc::clone(&good));
+        let fs = fs.unwrap();
+        fs.write("/d/late", [9; 2000]).unwrap();
+        fs.sync().unwrap();
+        let pending = good.snapshot();
+        fs.unmount().unwrap();
+        let path = dir.path().join("clean.img");
+        let _removed = fs::remove_file(&path);
+        image::save(&good, &path);
+        let said = require!(oracle::debugfs(&path, false, "bmap / 0\nbmap /d/file7 1\nbmap /d 0"));
+        let mut targets: Vec<u64> =
+            said.lines().filter_map(|line| line.trim().parse().ok()).collect();
+        let at = if features == SETS[6] { 4096 } else { 2048 };
+        let mut table = [0; 4];
+        good.read_at(at + 8, &mut table).unwrap();
+        targets.push(u64::from(u32::from_le_bytes(table)));
+        let slot = if features == SETS[1] { 0 } else { 5 };
+        for (device, has_copy) in [(&*good, true), (&pending, true), (&*good, false)] {
+            let before = seen(device);
+            for target in &targets {
+                let mut command = format!("set_inode_field <8> block[{slot}] {target}");
+                if !has_copy {
+                    command += "\nssv jnl_blocks[0] 0\nssv jnl_blocks[5] 0";
+                }
+                let device = require!(damaged(dir.path(), device, &command));
+                let outcome = repaired(&device).unwrap();
+                let what = format!("{features:?}, {target}: {:#?}", outcome.findings);
+                assert!(outcome.is_clean, "{what}");
+                assert_eq!(losses(&before, &device), Vec::<String>::new(), "{what}");
+                let fs = mended(device, dir.path());
+                assert!(fs.read("/d/late").unwrap() == [9; 2000], "{what}");
+                assert!(fs.resolve("/d/e/f").is_ok(), "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_directory_whose_first_block_has_another_number_keeps_its_names() {
+    let dir = tempdir().unwrap();
+    for features in [SETS[2], SETS[4], SETS[6]] {
+        let good = require!(sample(dir.path(), features));
+        let before = seen(&good);
+        for number in [1u32, 5, 4096, u32::MAX] {
+            for name in ["/", "/d"] {
+                let command = format!("set_inode_field {name} block[3] {number}");
+                let device = require!(damaged(dir.path(), &good, &command));
+                let outcome = repaired(&device).unwrap();
+                let what = format!("{features:?}, {name}, {number}: {:#?}", outcome.findings);
+                assert_eq!(losses(&before, &device), Vec::<String>::new(), "{what}");
+                let fs = mended(device, dir.path());
+                assert!(fs.resolve("/d/file7").is_ok(), "{what}");
+            }
+        }
+    }
+}

@@ -7,6 +7,7 @@ use extant_check::Problem;
 use extant_format::features::{Encoding, Feature, State as FsState};
 use extant_format::group::GroupFlags;
 use extant_format::mmp::Mmp;
+use extant_format::superblock::OLD_FIRST_INO;
 
 use super::Session;
 use super::phase::Phase;
@@ -352,6 +353,10 @@ fn fix_super(state: &mut State, batch: &[Problem]) -> Fixed {
                 state.sb.raw.s_desc_size = Default::default();
             }
             Problem::FieldAlone { .. } => state.sb.log_groups_per_flex = 0,
+            // None of these was ever reserved.
+            Problem::SpecialInode { field: extant_check::FIRST_INODE, .. } => {
+                state.sb.first_inode = Ino(OLD_FIRST_INO);
+            }
             // What mke2fs keeps.
             Problem::ReservedBlocks { .. } => {
                 state.sb.reserved_blocks_count = state.sb.blocks_count / 20;

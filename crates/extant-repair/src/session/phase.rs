@@ -38,7 +38,8 @@ pub(super) fn phase(problem: &Problem) -> Phase {
         | P::FeatureAlone { .. }
         | P::FieldAlone { .. }
         | P::ReservedBlocks { .. }
-        | P::Mmp(..) => Phase::Super,
+        | P::Mmp(..)
+        | P::SpecialInode { field: extant_check::FIRST_INODE, .. } => Phase::Super,
         P::Group(..)
         | P::OutsideGroup { .. }
         | P::MetadataOverlap { .. }
