@@ -175,6 +175,12 @@ pub(crate) fn salvage(state: &State, area: &[u8], layout: DirLayout) -> (Vec<Kep
                     is_right &= layout.filetype || entry.stored_type == 0;
                     found.push(Kept::of(&entry));
                 }
+                // The record of `.` is never longer; one that is hides others.
+                if at == 0 && entry.name == b"." && entry.rec_len != 12 && has_dots_at(area, 12) {
+                    is_right = false;
+                    at = 12;
+                    continue;
+                }
                 at += (entry.rec_len as usize).max(4);
             }
             Err(_) => {
@@ -196,6 +202,11 @@ pub(crate) fn salvage(state: &State, area: &[u8], layout: DirLayout) -> (Vec<Kep
         }
     }
     (found, is_right)
+}
+
+/// Returns whether a record of the name `..` begins there.
+fn has_dots_at(area: &[u8], at: usize) -> bool {
+    area.get(at + 6) == Some(&2) && area.get(at + 8..at + 10) == Some(b"..")
 }
 
 /// Returns the entry at `at` whatever its record says of its length, and the bytes that it needs: if it has a name that

@@ -332,9 +332,10 @@ pub(crate) fn fix(state: &mut State, is_gone: bool) -> Fixed {
     if !is_gone && state.sb.journal_inode.0 != 0 {
         let mut record = state.load(state.sb.journal_inode)?;
         let is_begun = begins(state, &record)?;
+        let is_named = record.ino == Ino::JOURNAL;
         let copy = copied_record(state);
         // The copy of its map in the superblock leads to it, and the inode does not.
-        if !is_begun && begins(state, &copy)? && whole_len(state, &copy)?.is_some() {
+        if is_named && !is_begun && begins(state, &copy)? && whole_len(state, &copy)?.is_some() {
             record.put16(record::MODE, 0o100_600);
             record.set_flag(InodeFlags::EXTENTS, copy.has(InodeFlags::EXTENTS));
             record.set_block_area(&copy.block_area());
@@ -348,6 +349,24 @@ pub(crate) fn fix(state: &mut State, is_gone: bool) -> Fixed {
     }
     state.sb.features.remove(Feature::RECOVER);
     make(state)
+}
+
+/// Lets the superblock name inode 8 again, if that is a journal, and what it names is none. Returns whether it does now.
+pub(crate) fn claim(state: &mut State) -> Fixed<bool> {
+    let (named, number) = (Ino::JOURNAL, state.sb.journal_inode);
+    if !state.sb.features.has_compat(Compat::HAS_JOURNAL) || number.0 == 0 || number == named {
+        return Ok(false);
+    }
+    let other = match number.0 <= state.sb.inodes_count {
+        true => begins(state, &state.load(number)?)?,
+        false => false,
+    };
+    if other || !begins(state, &state.load(named)?)? {
+        return Ok(false);
+    }
+    state.sb.journal_inode = named;
+    state.write_superblock()?;
+    Ok(true)
 }
 
 /// Takes a journal away that no feature speaks of.

@@ -767,3 +767,59 @@ fn a_directory_whose_first_block_has_another_number_keeps_its_names() {
         }
     }
 }
+
+#[test]
+fn a_record_of_the_directory_itself_that_is_too_long_hides_nothing() {
+    let dir = tempdir().unwrap();
+    for features in [SETS[1], SETS[2], SETS[6]] {
+        let good = require!(sample(dir.path(), features));
+        let before = seen(&good);
+        let path = dir.path().join("dots.img");
+        let _removed = fs::remove_file(&path);
+        image::save(&good, &path);
+        let size: u64 = if features == SETS[6] { 4096 } else { 1024 };
+        for name in ["/", "/d", "/many"] {
+            let said = require!(oracle::debugfs(&path, false, &format!("bmap {name} 0")));
+            let block: u64 = said.lines().find_map(|line| line.trim().parse().ok()).unwrap();
+            let most = size as u16;
+            for len in [0, 8, 24, 36, 100, most - 12, most, 0xfffc] {
+                let device = good.snapshot();
+                device.write_at(block * size + 4, &len.to_le_bytes()).unwrap();
+                let outcome = repaired(&device).unwrap();
+                let what = format!("{features:?}, {name}, {len}: {:#?}", outcome.findings);
+                assert_eq!(losses(&before, &device), Vec::<String>::new(), "{what}");
+                let fs = mended(device, dir.path());
+                assert!(fs.resolve("/d/file7").is_ok(), "{what}");
+                assert!(fs.read_dir("/many").unwrap().count() >= 150, "{what}");
+                assert_eq!(fs.read_dir("/lost+found").unwrap().count(), 0, "{what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_journal_that_the_superblock_does_not_name_is_named_again() {
+    let dir = tempdir().unwrap();
+    for features in [SETS[1], SETS[2], SETS[6]] {
+        let good = Arc::new(require!(sample(dir.path(), features)));
+        let fs = MountOptions::new().read_only(false).background(false).open(Arc::clone(&good));
+        let fs = fs.unwrap();
+        fs.write("/d/late", [9; 2000]).unwrap();
+        fs.sync().unwrap();
+        let pending = good.snapshot();
+        let file = fs.resolve("/d/file7").unwrap().ino().0;
+        fs.unmount().unwrap();
+        let before = seen(&good);
+        for device in [&*good, &pending] {
+            for number in [2, 7, 9, 11, file, 100_000] {
+                let command = format!("ssv journal_inum {number}");
+                let device = require!(damaged(dir.path(), device, &command));
+                let outcome = repaired(&device).unwrap();
+                let what = format!("{features:?}, {number}: {:#?}", outcome.findings);
+                assert!(outcome.is_clean, "{what}");
+                assert_eq!(losses(&before, &device), Vec::<String>::new(), "{what}");
+                drop(mended(device, dir.path()));
+            }
+        }
+    }
+}
