@@ -44,6 +44,7 @@ impl Problem {
             Problem::Sectors { .. } => "sectors",
             Problem::Extent { .. } => "extent",
             Problem::ExtentRoom { .. } => "extent-room",
+            Problem::ExtentEmpty { .. } => "extent-empty",
             Problem::BlockChecksum { .. } => "block-checksum",
             Problem::Cluster { .. } => "cluster",
             Problem::ClusterSplit { .. } => "cluster-split",

@@ -135,6 +135,7 @@ impl Problem {
             | P::Sectors { ino: i, .. }
             | P::Extent { ino: i, .. }
             | P::ExtentRoom { ino: i, .. }
+            | P::ExtentEmpty { ino: i }
             | P::FileBlock { ino: i, .. }
             | P::Inline { ino: i, .. }
             | P::Symlink { ino: i, .. }
@@ -201,9 +202,11 @@ impl Problem {
             P::Mode { .. } => "clear the inode",
             P::ClusterSplit { .. } => "bring the blocks together",
             P::ClaimedTwice { .. } => "give the file a copy of the block",
-            P::Extent { .. } | P::Cluster { .. } | P::BlockRange { .. } | P::FileBlock { .. } => {
-                "make the map anew from what can be read"
-            }
+            P::Extent { .. }
+            | P::ExtentEmpty { .. }
+            | P::Cluster { .. }
+            | P::BlockRange { .. }
+            | P::FileBlock { .. } => "make the map anew from what can be read",
             P::Xattr { .. }
             | P::XattrName { .. }
             | P::XattrEntryHash { .. }

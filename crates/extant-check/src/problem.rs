@@ -325,6 +325,12 @@ pub enum Problem {
         /// Fault found by the decoder.
         source: ExtentFault,
     },
+    /// A node of an extent tree below another has nothing: e2fsck clears such an inode.
+    #[error("inode {ino}: a node of its tree is empty")]
+    ExtentEmpty {
+        /// The inode.
+        ino: Ino,
+    },
     /// `eh_max` is not what a node has room for.
     #[error("inode {ino}: an extent node says room for {found} records, it has {wanted}")]
     ExtentRoom {

@@ -55,6 +55,7 @@ pub(crate) fn fix(state: &mut State, ino: Ino, problems: &[Problem]) -> Fixed {
             }
             Problem::Extent { .. }
             | Problem::ExtentRoom { .. }
+            | Problem::ExtentEmpty { .. }
             | Problem::Cluster { .. }
             | Problem::FileBlock { .. }
             | Problem::BlockChecksum { .. } => wants_map = true,
@@ -92,6 +93,9 @@ pub(crate) fn fix(state: &mut State, ino: Ino, problems: &[Problem]) -> Fixed {
         }
     }
     if wants_map {
+        if record.is_dir() {
+            number_extents(state, &mut record)?;
+        }
         rebuild_map(state, &mut record)?;
     }
     // Fields that follow from the map, and from its kind, are set once the map is right.
@@ -294,9 +298,6 @@ fn rebuild_map(state: &mut State, record: &mut Record) -> Fixed {
         }
         record.set_block_area(&extent::empty_root());
     }
-    if record.is_dir() {
-        begin_at_zero(state, record)?;
-    }
     let mut map = state.read_map(record)?;
     if record.is_dir() {
         for extent in &mut map.extents {
@@ -306,12 +307,14 @@ fn rebuild_map(state: &mut State, record: &mut Record) -> Fixed {
     state.write_map(record, &map.extents)
 }
 
-/// Gives the first extent of a directory the number that it has if it leads to the block that begins with `.`.
-fn begin_at_zero(state: &State, record: &mut Record) -> Fixed {
+/// Gives the extents of a directory the numbers that they have, one behind the other, if they are as long as the directory
+/// is; and the first, if it leads to the block that begins with `.`, in any case.
+fn number_extents(state: &State, record: &mut Record) -> Fixed {
     let mut area = record.block_area();
-    // A root with records of extents; the first has its number at 12.
+    // A root with records of extents: of 12 bytes each, the number first, and the length behind it.
     let is_leaf = record.has(InodeFlags::EXTENTS) && is_extent_node(&area) && u16_at(&area, 6) == 0;
-    if !is_leaf || u16_at(&area, 2) == 0 || u32_at(&area, 12) == 0 {
+    let count = usize::from(u16_at(&area, 2));
+    if !is_leaf || !(1..=4).contains(&count) {
         return Ok(());
     }
     let block = (u64::from(u16_at(&area, 18)) << 32) | u64::from(u32_at(&area, 20));
@@ -320,10 +323,19 @@ fn begin_at_zero(state: &State, record: &mut Record) -> Fixed {
     }
     let bytes = state.read_block(block)?;
     let is_dot = bytes.get(6) == Some(&1) && bytes.get(8) == Some(&b'.');
-    if is_dot && u32_at(&bytes, 0) == record.ino.0 {
-        put(&mut area, 12, &[0; 4]);
-        record.set_block_area(&area);
+    if !is_dot || u32_at(&bytes, 0) != record.ino.0 {
+        return Ok(());
     }
+    let lengths: Vec<u32> =
+        (0..count).map(|slot| u32::from(u16_at(&area, 16 + 12 * slot))).collect();
+    let blocks = lengths.iter().map(|len| u64::from(*len)).sum::<u64>();
+    let is_all = blocks * state.block_bytes() as u64 == record.size();
+    let mut next = 0u32;
+    for (slot, len) in lengths.iter().enumerate().take(if is_all { count } else { 1 }) {
+        put(&mut area, 12 + 12 * slot, &next.to_le_bytes());
+        next += len;
+    }
+    record.set_block_area(&area);
     Ok(())
 }
 

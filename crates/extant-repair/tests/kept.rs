@@ -823,3 +823,62 @@ fn a_journal_that_the_superblock_does_not_name_is_named_again() {
         }
     }
 }
+
+#[test]
+fn a_node_without_records_is_a_problem_and_the_others_stay() {
+    let dir = tempdir().unwrap();
+    let good = Arc::new(require!(sample(dir.path(), SETS[2])));
+    let fs = MountOptions::new().read_only(false).open(Arc::clone(&good)).unwrap();
+    let file = fs.open_options().write(true).create(true).open("/d/sparse").unwrap();
+    for at in 0..200 {
+        assert_eq!(file.write_at(&[7; 1024], at << 13).unwrap(), 1024);
+    }
+    file.sync().unwrap();
+    drop(file);
+    fs.unmount().unwrap();
+    let path = dir.path().join("empty.img");
+    image::save(&good, &path);
+    let said = require!(oracle::debugfs(&path, false, "ex /d/sparse"));
+    // The second line of leaves: that of the first has the level before it.
+    let mut leaves: Vec<u64> = Vec::new();
+    let mut bytes = [0; 1024];
+    for word in said.split(|c: char| !c.is_ascii_digit()) {
+        let Ok(block) = word.parse::<u64>() else { continue };
+        if block == 0 || block >= good.size_bytes() / 1024 || leaves.contains(&block) {
+            continue;
+        }
+        good.read_at(block * 1024, &mut bytes).unwrap();
+        if bytes.starts_with(&[0x0a, 0xf3]) && bytes[6..8] == [0, 0] {
+            leaves.push(block);
+        }
+    }
+    assert!(leaves.len() >= 2, "{said}");
+    good.write_at(leaves[1] * 1024 + 2, &[0, 0]).unwrap();
+    assert_ne!(require!(e2fsck(&good, dir.path(), false)), "");
+    let found = problems(&good);
+    assert!(found.iter().any(|text| text.contains("is empty")), "{found:#?}");
+    let fs = mended(good.snapshot(), dir.path());
+    let contents = fs.read("/d/sparse").unwrap();
+    assert!(contents.len() > 1 << 20 && contents[..1024] == [7; 1024]);
+}
+
+#[test]
+fn a_directory_of_clusters_whose_extents_have_other_numbers_keeps_its_names() {
+    let dir = tempdir().unwrap();
+    let good = require!(sample(dir.path(), SETS[4]));
+    let before = seen(&good);
+    let path = dir.path().join("clusters.img");
+    image::save(&good, &path);
+    let said = require!(oracle::debugfs(&path, false, "ex /many\nstat /many"));
+    // The second extent of the root of the tree is there if the first does not have all.
+    for (word, number) in [(3, 1), (3, 2), (3, 4), (6, 1), (6, 7), (6, 5)] {
+        let command = format!("set_inode_field /many block[{word}] {number}");
+        let device = require!(damaged(dir.path(), &good, &command));
+        let outcome = repaired(&device).unwrap();
+        let what = format!("{said} {word} {number}: {:#?}", outcome.findings);
+        assert!(outcome.is_clean, "{what}");
+        assert_eq!(losses(&before, &device), Vec::<String>::new(), "{what}");
+        let fs = mended(device, dir.path());
+        assert!(fs.read_dir("/many").unwrap().count() >= 150, "{what}");
+    }
+}

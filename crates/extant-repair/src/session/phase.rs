@@ -61,6 +61,7 @@ pub(super) fn phase(problem: &Problem) -> Phase {
         | P::Size { .. }
         | P::Extent { .. }
         | P::ExtentRoom { .. }
+        | P::ExtentEmpty { .. }
         | P::BlockChecksum { .. }
         | P::Cluster { .. }
         | P::BlockRange { .. }
