@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use extant_base::{BlockCount, FileBlock, Ino};
 use extant_check::Problem;
 use extant_format::dir::{
-    self, BlockWriter, DirEntry, DirFault, DirLayout, FileType, NewEntry, decode_entry,
+    self, BlockWriter, DirFault, DirLayout, FileType, NewEntry, decode_entry,
 };
 use extant_format::extent::{Extent, ExtentState};
 use extant_format::features::{Compat, EncodingFlags};
@@ -13,10 +13,9 @@ use extant_format::group::{GroupChecksum, GroupFlags};
 use extant_format::hash::{HashSeed, HashVersion, NameHash, name_hash};
 use extant_format::htree::{HtreeFault, HtreePlan, IndexOptions, PlannedEntry};
 use extant_format::inline::{self, InlineFault};
-use extant_format::inode::{FileKind, InodeFlags};
+use extant_format::inode::InodeFlags;
 
 use crate::error::{Fixed, Trouble};
-use crate::inodes::looks_like_directory;
 use crate::state::State;
 use crate::xattrs;
 use extant_change::end_of;
@@ -55,7 +54,7 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    fn of(entry: &DirEntry<'_>) -> Kept {
+    fn of(entry: &dir::DirEntry<'_>) -> Kept {
         let (ino, file_type, hash) = (entry.ino, entry.file_type, entry.hash);
         Kept { ino, name: entry.name.to_vec(), file_type, hash }
     }
@@ -244,10 +243,8 @@ fn is_plausible(area: &[u8], at: usize, layout: DirLayout, inodes: u32) -> bool 
 
 /// Sets one directory right.
 pub(crate) fn fix(state: &mut State, dir: Ino, problems: &[Problem]) -> Fixed {
-    let is_undone = revive(state, problems)?
-        || unmark(state, problems)?
-        || restore(state, problems)?
-        || relink(state, problems)?;
+    let is_undone =
+        revive(state, problems)? || unmark(state, problems)? || relink(state, problems)?;
     if is_undone {
         return Ok(());
     }
@@ -391,35 +388,6 @@ fn revive(state: &mut State, problems: &[Problem]) -> Fixed<bool> {
         descriptor.flags.remove(GroupFlags::INODE_UNINIT);
         descriptor.itable_unused = 0;
         state.set_group(group.0, descriptor)?;
-        found = true;
-    }
-    Ok(found)
-}
-
-/// Gives directories their type again that have that of a file, and files that have that of a link: their names say it,
-/// and so does what they hold, or that not everybody may do everything with them, as with a link.
-fn restore(state: &mut State, problems: &[Problem]) -> Fixed<bool> {
-    let mut found = false;
-    for problem in problems {
-        let Problem::EntryType { ino, .. } = problem else { continue };
-        let Some(said) = state.said.get(ino).copied() else { continue };
-        let mut record = state.load(*ino)?;
-        let kind = match (said, record.kind()) {
-            (FileType::Directory, Some(FileKind::Regular))
-                if looks_like_directory(state, &record)? =>
-            {
-                FileKind::Directory
-            }
-            (FileType::Regular, Some(FileKind::Symlink))
-                if record.mode() & 0o777 != 0o777 && state.has_map(&record) =>
-            {
-                FileKind::Regular
-            }
-            _ => continue,
-        };
-        let mode = record.mode() & 0o7777;
-        record.put16(record::MODE, mode | kind.mode_bits());
-        state.store(&record)?;
         found = true;
     }
     Ok(found)

@@ -141,6 +141,35 @@ fn restore_kind(state: &State, record: &mut Record, problems: &[Problem]) -> Fix
     Ok(true)
 }
 
+/// Gives directories their type again that have that of a file, and files that have that of a link: their names say it,
+/// and so does what they hold, or that not everybody may do everything with them, as with a link.
+pub(crate) fn restore(state: &mut State, problems: &[Problem]) -> Fixed<bool> {
+    let mut found = false;
+    for problem in problems {
+        let Problem::EntryType { ino, .. } = problem else { continue };
+        let Some(said) = state.said.get(ino).copied() else { continue };
+        let mut record = state.load(*ino)?;
+        let kind = match (said, record.kind()) {
+            (FileType::Directory, Some(FileKind::Regular))
+                if looks_like_directory(state, &record)? =>
+            {
+                FileKind::Directory
+            }
+            (FileType::Regular, Some(FileKind::Symlink))
+                if record.mode() & 0o777 != 0o777 && state.has_map(&record) =>
+            {
+                FileKind::Regular
+            }
+            _ => continue,
+        };
+        let mode = record.mode() & 0o7777;
+        record.put16(record::MODE, mode | kind.mode_bits());
+        state.store(&record)?;
+        found = true;
+    }
+    Ok(found)
+}
+
 /// Returns whether a symbolic link is marked as having an extent tree or inline data, and has its target in the
 /// place of the map: that of a short link has neither.
 fn is_short_link(record: &Record) -> bool {

@@ -280,7 +280,11 @@ impl Session<'_> {
             };
             let result = match is_elsewhere {
                 Ok(true) => Err(Trouble::cannot("something else claims its blocks")),
-                Ok(false) => dirs::fix(state, dir, &problems),
+                Ok(false) => match inodes::restore(state, &problems) {
+                    Ok(true) => Ok(()),
+                    Ok(false) => dirs::fix(state, dir, &problems),
+                    Err(trouble) => Err(trouble),
+                },
                 Err(trouble) => Err(trouble),
             };
             self.note(&problems, result)?;
