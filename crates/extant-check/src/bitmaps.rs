@@ -223,6 +223,8 @@ impl<'s> Piece<'s, '_> {
             let found = base.claims.count(group.0).saturating_sub(fixed);
             if found != 0 {
                 self.problems.push(Problem::UninitUsed { group, flag: "BLOCK_UNINIT", found });
+            } else if group.0.checked_add(1) == Some(base.sb.group_count) {
+                self.problems.push(Problem::UninitLast { group });
             }
             return Ok(());
         }

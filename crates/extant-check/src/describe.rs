@@ -1,6 +1,7 @@
 //! Properties of a problem besides its text: its severity and its objects.
 
 use extant_base::{FsBlock, GroupIndex, Ino};
+use extant_format::superblock::OLD_FIRST_INO;
 
 use crate::Problem;
 
@@ -64,6 +65,7 @@ impl Problem {
             | P::Feature { .. }
             | P::FeatureAlone { .. }
             | P::FieldAlone { .. }
+            | P::ReservedBlocks { .. }
             | P::Mmp(..)
             | P::GroupFlags { .. }
             | P::Reserved { .. }
@@ -74,6 +76,7 @@ impl Problem {
             | P::BlockBitmap { .. }
             | P::InodeBitmap { .. }
             | P::UninitUsed { .. }
+            | P::UninitLast { .. }
             | P::TableUnused { .. }
             | P::GroupCount { .. }
             | P::Sectors { .. }
@@ -115,6 +118,7 @@ impl Problem {
             P::BitmapChecksum { group: g, .. }
             | P::Padding { group: g, .. }
             | P::UninitUsed { group: g, .. }
+            | P::UninitLast { group: g }
             | P::GroupCount { group: g, .. }
             | P::GroupFlags { group: g, .. } => group(g),
             P::InodeBitmap { group: g, ino, .. } | P::TableUnused { group: g, ino, .. } => {
@@ -131,6 +135,7 @@ impl Problem {
             | P::Sectors { ino: i, .. }
             | P::Extent { ino: i, .. }
             | P::ExtentRoom { ino: i, .. }
+            | P::ExtentEmpty { ino: i }
             | P::FileBlock { ino: i, .. }
             | P::Inline { ino: i, .. }
             | P::Symlink { ino: i, .. }
@@ -192,13 +197,16 @@ impl Problem {
             | P::InodeBitmap { .. }
             | P::Padding { .. }
             | P::UninitUsed { .. }
+            | P::UninitLast { .. }
             | P::TableUnused { .. } => "write the bitmaps of the group anew",
             P::Mode { .. } => "clear the inode",
             P::ClusterSplit { .. } => "bring the blocks together",
             P::ClaimedTwice { .. } => "give the file a copy of the block",
-            P::Extent { .. } | P::Cluster { .. } | P::BlockRange { .. } | P::FileBlock { .. } => {
-                "make the map anew from what can be read"
-            }
+            P::Extent { .. }
+            | P::ExtentEmpty { .. }
+            | P::Cluster { .. }
+            | P::BlockRange { .. }
+            | P::FileBlock { .. } => "make the map anew from what can be read",
             P::Xattr { .. }
             | P::XattrName { .. }
             | P::XattrEntryHash { .. }
@@ -206,9 +214,8 @@ impl Problem {
             P::EntryInode { why: crate::HOLDS_VALUE, .. } => {
                 "take out the entry or, where no attribute has it, the mark of a value"
             }
-            P::Dir { .. } | P::Name { .. } | P::EntryInode { .. } | P::SecondParent { .. } => {
-                "take out the entry"
-            }
+            P::Dir { .. } => "write the entries that can be read anew",
+            P::Name { .. } | P::EntryInode { .. } | P::SecondParent { .. } => "take out the entry",
             P::DuplicateName { .. } => "rename one of the entries",
             P::DirHole { .. }
             | P::Htree { .. }
@@ -219,6 +226,11 @@ impl Problem {
             P::Orphans { .. } | P::Orphan { .. } | P::NotOrphan { .. } => {
                 "finish what was begun: delete or shorten"
             }
+            P::SpecialInode { field: crate::FIRST_INODE, .. } => "set the number of the first",
+            P::SpecialInode { field: "a reserved inode", ino, .. } => match ino.0 < OLD_FIRST_INO {
+                true => "clear it",
+                false => "set the number of the first",
+            },
             P::SpecialInode { .. }
             | P::Journal(..)
             | P::JournalState { .. }

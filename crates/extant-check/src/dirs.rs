@@ -4,7 +4,7 @@ use std::ops::{ControlFlow, Range};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use extant_base::{FileBlock, Ino};
-use extant_format::dir::{self, DirEntry, DirLayout, FileType, Records};
+use extant_format::dir::{self, DirEntry, DirFault, DirLayout, FileType, Records};
 use extant_format::features::{Compat, EncodingFlags};
 use extant_format::hash::{HashSeed, HashVersion, NAMES_AT_ONCE, name_hashes};
 use extant_format::inline::InlineDir;
@@ -357,6 +357,11 @@ impl<'s> DirScan<'s, '_> {
         }
         let mut next_hash = hashes.iter().copied();
         let mut position = 0;
+        // The tail, which is a record as well, is not to be covered.
+        let tail = match walk.layout.checksum && !is_node {
+            true => walk.layout.entry_bytes(),
+            false => usize::MAX,
+        };
         for entry in records {
             let entry = match entry {
                 Ok(entry) => entry,
@@ -365,6 +370,12 @@ impl<'s> DirScan<'s, '_> {
                     break;
                 }
             };
+            let from = entry.offset as usize;
+            if from < tail && from.saturating_add(entry.rec_len as usize) > tail {
+                let (offset, rec_len) = (entry.offset, entry.rec_len);
+                let source = DirFault::PastBlock { offset, rec_len, block: tail as u32 };
+                self.problem(Problem::Dir { dir: walk.dir, block, source });
+            }
             if file_block == 0 && position < 2 {
                 self.check_dots(walk, position, &entry);
                 let behind = entry.offset as usize + dir::HEADER_BYTES + entry.name.len();

@@ -8,13 +8,14 @@ use extant_format::dir;
 use extant_format::extent;
 use extant_format::features::{Compat, Incompat, RoCompat};
 use extant_format::inode::{FileKind, Inode, InodeFlags};
+use extant_format::superblock::OLD_FIRST_INO;
 
 use crate::map::Map;
 use crate::part::ValueState;
 use crate::scan::Scan;
 use crate::states::State;
 use crate::tables::{Detail, Whole};
-use crate::{CheckError, Problem};
+use crate::{CheckError, FIRST_INODE, Problem};
 
 /// Flags with rules that few inodes have.
 const SELDOM: InodeFlags = InodeFlags::INLINE_DATA
@@ -121,7 +122,11 @@ impl Scan<'_, '_> {
             _ => field16(record, 0) != 0,
         };
         if !is_used && holds && ino.0 < sb.first_inode.0 {
-            let (field, why) = ("a reserved inode", "which holds something that nothing uses");
+            // It is the first in every file system: with it in use, the number is wrong, and said first.
+            let (field, why) = match ino.0 == OLD_FIRST_INO {
+                true => (FIRST_INODE, "and s_first_ino counts it as reserved"),
+                false => ("a reserved inode", "which holds something that nothing uses"),
+            };
             self.problem(Problem::SpecialInode { field, ino, why });
         }
     }
@@ -385,7 +390,8 @@ impl Scan<'_, '_> {
                 "a file system without imagic_inodes",
             ),
             (
-                flags.contains(InodeFlags::INDEX) && kind != Some(FileKind::Directory),
+                flags.intersects(InodeFlags::INDEX | InodeFlags::CASEFOLD)
+                    && kind != Some(FileKind::Directory),
                 "a file that is no directory",
             ),
             (
@@ -613,6 +619,11 @@ impl Scan<'_, '_> {
             true => Some(usize::from(field16(bytes, 0)) + 2).filter(|len| *len < bytes.len()),
             false => bytes.iter().position(|byte| *byte == 0),
         };
+        if inode.size < 60 && inode.flags.contains(InodeFlags::EXTENTS) && !encrypted {
+            // Linux reads it there where values of attributes may be in inodes, and e2fsck everywhere.
+            wrong("its target belongs into the inode");
+            return Ok(());
+        }
         if inode.is_fast_symlink() {
             if stored(&inode.block) != usize::try_from(inode.size).ok() {
                 wrong("its target is not as long as it says");

@@ -126,6 +126,9 @@ impl Scan<'_, '_> {
                 Ok(child) => {
                     let max = extent::max_in_block(self.sb.block_size);
                     self.extent_room(map, child.header().max, max);
+                    if child.header().entries == 0 {
+                        self.problem(Problem::ExtentEmpty { ino: map.ino });
+                    }
                     if self.dir_layout.checksum {
                         let result = extent::verify(map.seed, &bytes);
                         self.block_checksum(map.ino, index.child.0, result);

@@ -16,6 +16,8 @@ use extant_format::xattr::XattrFault;
 
 /// Why an entry is wrong whose inode is marked as the value of an attribute.
 pub const HOLDS_VALUE: &str = "which holds an attribute's value";
+/// What is the first inode that is no reserved one, where the superblock says another.
+pub const FIRST_INODE: &str = "the first inode of a file";
 
 /// One broken rule.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -87,6 +89,14 @@ pub enum Problem {
         found: u32,
         /// Name of the feature.
         feature: &'static str,
+    },
+    /// More blocks than e2fsck lets be kept for root: it opens nothing then.
+    #[error("s_r_blocks_count is {found}, more than {limit}, which is half of the blocks")]
+    ReservedBlocks {
+        /// The field.
+        found: u64,
+        /// The most that it may be.
+        limit: u64,
     },
     /// The block for multiple-mount protection.
     #[error("{0}")]
@@ -187,6 +197,12 @@ pub enum Problem {
         flag: &'static str,
         /// Clusters, or inodes.
         found: u32,
+    },
+    /// The last group, which may be shorter than others, is marked as having no block bitmap.
+    #[error("group {group} is marked BLOCK_UNINIT, and it is the last")]
+    UninitLast {
+        /// The group.
+        group: GroupIndex,
     },
     /// An inode in use lies in the part of the table that is marked as unused.
     #[error("inode {ino} is in use, but the last {unused} of group {group} are marked unused")]
@@ -308,6 +324,12 @@ pub enum Problem {
         ino: Ino,
         /// Fault found by the decoder.
         source: ExtentFault,
+    },
+    /// A node of an extent tree below another has nothing: e2fsck clears such an inode.
+    #[error("inode {ino}: a node of its tree is empty")]
+    ExtentEmpty {
+        /// The inode.
+        ino: Ino,
     },
     /// `eh_max` is not what a node has room for.
     #[error("inode {ino}: an extent node says room for {found} records, it has {wanted}")]

@@ -150,10 +150,14 @@ impl Checker<'_> {
         ];
         // Without the feature nobody uses these two, but whatever they name would be taken for a file without a name.
         let has_quota = sb.features.has_ro_compat(RoCompat::QUOTA);
+        let (found, limit) = (sb.reserved_blocks_count, sb.blocks_count / 2);
         let unused =
             [("s_usr_quota_inum", sb.user_quota_inode), ("s_grp_quota_inum", sb.group_quota_inode)];
         for (_, (field, found, feature)) in unread.into_iter().filter(|(is_bad, _)| *is_bad) {
             self.problem(Problem::FieldAlone { field, found, feature });
+        }
+        if found > limit {
+            self.problem(Problem::ReservedBlocks { found, limit });
         }
         for (field, ino) in unused.into_iter().filter(|(_, ino)| !has_quota && ino.0 != 0) {
             let why = "though the feature is off";

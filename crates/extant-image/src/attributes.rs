@@ -7,6 +7,8 @@
 use extant_base::sabotage;
 use extant_format::features::{Feature, Features};
 use extant_format::inode::InodeFlags;
+use extant_format::superblock::OLD_INODE_SIZE;
+use extant_format::time::{SECONDS_MAX, SECONDS_MAX_SMALL, SECONDS_MIN};
 
 use crate::source::Lost;
 use crate::tree::{Kind, NodeId, Tree};
@@ -60,6 +62,24 @@ pub fn settle(tree: &mut Tree, features: &Features, lost: &mut Lost) {
     }
 }
 
+/// Counts in `lost` the times that inodes of `inode_bytes` cannot have: the nearest that can be is stored.
+pub fn settle_times(tree: &Tree, inode_bytes: u16, lost: &mut Lost) {
+    let is_small = inode_bytes <= OLD_INODE_SIZE;
+    let (last, outside) = match is_small {
+        true => (SECONDS_MAX_SMALL, "time before 1901 or after 2038 (of inodes of 128 bytes)"),
+        false => (SECONDS_MAX, "time before 1901 or after 2446"),
+    };
+    for (node, at) in tree.nodes().iter().zip(0u32..) {
+        let times = [node.mtime, node.atime, node.ctime];
+        if times.iter().any(|time| !(SECONDS_MIN..=last).contains(&time.sec)) {
+            lost.add(outside, &tree.path(NodeId(at)));
+        }
+        if is_small && times.iter().any(|time| time.nsec != 0) {
+            lost.add("fraction of a second (of inodes of 128 bytes)", &tree.path(NodeId(at)));
+        }
+    }
+}
+
 /// Lets the directory `path` of `tree`, and all directories below it, find names whatever their case. Slashes at the
 /// beginning and end of the path do not count. Returns false if there is no such directory.
 pub fn fold_case(tree: &mut Tree, path: &[u8]) -> bool {
@@ -76,7 +96,49 @@ pub fn fold_case(tree: &mut Tree, path: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tree::{Node, TreeBuilder};
+    use crate::source::LostKind;
+    use crate::tree::{Node, Time, TreeBuilder};
+
+    #[test]
+    fn times_that_inodes_have_no_room_for_are_named() {
+        let mut builder = TreeBuilder::new(Node::new(Kind::Dir));
+        for (name, sec, nsec) in [
+            (&b"ancient"[..], SECONDS_MIN - 1, 0),
+            (b"first", SECONDS_MIN, 0),
+            (b"small", SECONDS_MAX_SMALL, 0),
+            (b"later", SECONDS_MAX_SMALL + 1, 0),
+            (b"nanos", 7, 9),
+            (b"last", SECONDS_MAX, 0),
+            (b"never", SECONDS_MAX + 1, 0),
+        ] {
+            let mut file = Node::new(Kind::File);
+            file.mtime = Time { sec, nsec };
+            let file = builder.add(file).unwrap();
+            builder.link(NodeId::ROOT, name, file).unwrap();
+        }
+        let tree = builder.finish().unwrap();
+        let said = |inode_bytes| {
+            let mut lost = Lost::default();
+            settle_times(&tree, inode_bytes, &mut lost);
+            let kind = |(what, kind): (&str, &LostKind)| {
+                (what.to_owned(), kind.files, kind.example.clone())
+            };
+            lost.kinds().map(kind).collect::<Vec<_>>()
+        };
+        let large = ("time before 1901 or after 2446".to_owned(), 2, b"ancient".to_vec());
+        assert_eq!(said(256), [large]);
+        assert_eq!(
+            said(128),
+            [
+                ("fraction of a second (of inodes of 128 bytes)".to_owned(), 1, b"nanos".to_vec()),
+                (
+                    "time before 1901 or after 2038 (of inodes of 128 bytes)".to_owned(),
+                    4,
+                    b"ancient".to_vec()
+                ),
+            ]
+        );
+    }
 
     #[test]
     fn what_needs_a_feature_is_kept_with_it_and_named_without() {

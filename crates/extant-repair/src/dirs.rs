@@ -54,6 +54,11 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
+    fn of(entry: &dir::DirEntry<'_>) -> Kept {
+        let (ino, file_type, hash) = (entry.ino, entry.file_type, entry.hash);
+        Kept { ino, name: entry.name.to_vec(), file_type, hash }
+    }
+
     fn as_new(&self) -> NewEntry<'_> {
         let hash = Some(self.hash.unwrap_or_default());
         NewEntry { ino: self.ino, name: &self.name, file_type: self.file_type, hash }
@@ -154,8 +159,10 @@ pub(crate) fn layout_of(state: &State, record: &Record) -> DirLayout {
 }
 
 /// Returns the entries of an area, `.` and `..` included, and whether the area was valid. Behind an
-/// invalid record it continues at the next place that looks like one.
-pub(crate) fn salvage(area: &[u8], layout: DirLayout, inodes: u32) -> (Vec<Kept>, bool) {
+/// invalid record it continues at the next place that looks like one; a record of which nothing but the length is wrong
+/// keeps its name.
+pub(crate) fn salvage(state: &State, area: &[u8], layout: DirLayout) -> (Vec<Kept>, bool) {
+    let inodes = state.sb.inodes_count;
     let mut found = Vec::new();
     let mut is_right = true;
     let mut at = 0;
@@ -165,20 +172,28 @@ pub(crate) fn salvage(area: &[u8], layout: DirLayout, inodes: u32) -> (Vec<Kept>
                 if entry.is_used() {
                     // A type where none is to be stored goes when the block is written again.
                     is_right &= layout.filetype || entry.stored_type == 0;
-                    found.push(Kept {
-                        ino: entry.ino,
-                        name: entry.name.to_vec(),
-                        file_type: entry.file_type,
-                        hash: entry.hash,
-                    });
+                    found.push(Kept::of(&entry));
+                }
+                // The record of `.` is never longer; one that is hides others.
+                if at == 0 && entry.name == b"." && entry.rec_len != 12 && has_dots_at(area, 12) {
+                    is_right = false;
+                    at = 12;
+                    continue;
                 }
                 at += (entry.rec_len as usize).max(4);
             }
             Err(_) => {
                 is_right = false;
-                at += 4;
+                match without_length(state, area, at, layout) {
+                    Some((kept, len)) => {
+                        found.push(kept);
+                        at += len;
+                    }
+                    None => at += 4,
+                }
                 while at + dir::HEADER_BYTES <= area.len()
                     && !is_plausible(area, at, layout, inodes)
+                    && without_length(state, area, at, layout).is_none()
                 {
                     at += 4;
                 }
@@ -186,6 +201,34 @@ pub(crate) fn salvage(area: &[u8], layout: DirLayout, inodes: u32) -> (Vec<Kept>
         }
     }
     (found, is_right)
+}
+
+/// Returns whether a record of the name `..` begins there.
+fn has_dots_at(area: &[u8], at: usize) -> bool {
+    area.get(at + 6) == Some(&2) && area.get(at + 8..at + 10) == Some(b"..")
+}
+
+/// Returns the entry at `at` whatever its record says of its length, and the bytes that it needs: if it has a name that
+/// may be, and the type of the inode in use that it leads to.
+fn without_length(
+    state: &State,
+    area: &[u8],
+    at: usize,
+    layout: DirLayout,
+) -> Option<(Kept, usize)> {
+    let name_len = usize::from(*area.get(at + 6)?);
+    let len = layout.needs(name_len);
+    let needed = u32::try_from(len).ok()?;
+    let mut record = area.get(at..at.checked_add(len)?)?.to_vec();
+    put(&mut record, 4, &dir::encode_rec_len(needed, layout.block_size)?.to_le_bytes());
+    let entry = decode_entry(&record, 0, layout).ok().filter(|entry| entry.is_used())?;
+    let may_be = match layout.encrypted && !dir::is_dots(entry.name) {
+        true => entry.name.len() >= ENCRYPTED_NAME_MIN,
+        false => !entry.name.is_empty() && !entry.name.iter().any(|byte| matches!(byte, 0 | b'/')),
+    };
+    let view = state.view(entry.ino).filter(|_| may_be)?;
+    let has_type = !layout.filetype || entry.file_type == FileType::from_mode(view.mode);
+    has_type.then(|| (Kept::of(&entry), len))
 }
 
 fn is_plausible(area: &[u8], at: usize, layout: DirLayout, inodes: u32) -> bool {
@@ -200,7 +243,9 @@ fn is_plausible(area: &[u8], at: usize, layout: DirLayout, inodes: u32) -> bool 
 
 /// Sets one directory right.
 pub(crate) fn fix(state: &mut State, dir: Ino, problems: &[Problem]) -> Fixed {
-    if revive(state, problems)? || unmark(state, problems)? {
+    let is_undone =
+        revive(state, problems)? || unmark(state, problems)? || relink(state, problems)?;
+    if is_undone {
         return Ok(());
     }
     let mut record = state.load(dir)?;
@@ -233,7 +278,7 @@ pub(crate) fn fix(state: &mut State, dir: Ino, problems: &[Problem]) -> Fixed {
             Ok(area) => area,
             Err(_) => bytes.as_slice(),
         };
-        let (found, mut is_right) = salvage(area, layout, state.sb.inodes_count);
+        let (found, mut is_right) = salvage(state, area, layout);
         let before = found.clone();
         let kept = keep(state, dir, found, &changes, &mut names);
         let dots = before.iter().filter(|entry| dir::is_dots(&entry.name)).count();
@@ -343,6 +388,24 @@ fn revive(state: &mut State, problems: &[Problem]) -> Fixed<bool> {
         descriptor.flags.remove(GroupFlags::INODE_UNINIT);
         descriptor.itable_unused = 0;
         state.set_group(group.0, descriptor)?;
+        found = true;
+    }
+    Ok(found)
+}
+
+/// Gives files links again that have a name and were never deleted: without the name they would be.
+fn relink(state: &mut State, problems: &[Problem]) -> Fixed<bool> {
+    let mut found = false;
+    for problem in problems {
+        let Problem::EntryInode { ino, why: "which has no links", .. } = problem else { continue };
+        let mut record = state.load(*ino)?;
+        let is_whole = record.kind().is_some() && record.u32(record::DTIME) == 0;
+        if record.links() != 0 || !is_whole || state.is_special(*ino) {
+            continue;
+        }
+        // How many there are is counted later.
+        record.put16(record::LINKS, if record.is_dir() { 2 } else { 1 });
+        state.store(&record)?;
         found = true;
     }
     Ok(found)
@@ -626,7 +689,7 @@ pub(crate) fn all_entries(
             let place = extent.device_start.0 + u64::from(at);
             let bytes = state.read_block(place)?;
             let area = dir::entry_area(&bytes, layout).unwrap_or(&bytes);
-            let (found, _) = salvage(area, layout, state.sb.inodes_count);
+            let (found, _) = salvage(state, area, layout);
             entries.extend(found.into_iter().filter(|entry| !dir::is_dots(&entry.name)));
             blocks.push((extent.file_start.0 + at, place));
         }
@@ -639,11 +702,10 @@ pub(crate) fn inline_entries(state: &State, record: &Record) -> (Ino, Vec<Kept>)
     let layout = layout_of(state, record);
     let area = record.block_area();
     let parent = Ino(u32_at(&area, 0));
-    let inodes = state.sb.inodes_count;
-    let (mut entries, _) = salvage(area.get(4..).unwrap_or(&[]), layout, inodes);
+    let (mut entries, _) = salvage(state, area.get(4..).unwrap_or(&[]), layout);
     if let Some(range) = xattrs::inline_value(record) {
         let value = record.bytes.get(range).unwrap_or(&[]);
-        entries.extend(salvage(value, layout, inodes).0);
+        entries.extend(salvage(state, value, layout).0);
     }
     entries.retain(|entry| !dir::is_dots(&entry.name));
     (parent, entries)

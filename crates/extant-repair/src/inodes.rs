@@ -2,14 +2,15 @@
 
 use extant_base::{BlockCount, FileBlock, FsBlock, Ino};
 use extant_check::Problem;
+use extant_format::dir::{self, DirLayout, FileType};
 use extant_format::extent::{self, Extent, ExtentState};
 use extant_format::features::Feature;
 use extant_format::inode::{FileKind, InodeError, InodeFlags};
 
 use crate::error::{Fixed, Trouble};
 use crate::state::State;
-use crate::xattrs;
-use extant_change::{end_of, is_extent_node};
+use crate::{dirs, twice, xattrs};
+use extant_change::{FileMap, end_of, is_extent_node};
 use extant_format::record::{self, Record, put, u16_at, u32_at};
 
 /// What the checker says of a size with a high half where only the low one counts.
@@ -24,6 +25,9 @@ pub(crate) fn fix(state: &mut State, ino: Ino, problems: &[Problem]) -> Fixed {
     if problems.iter().any(is_directory) {
         let mode = record.mode() & 0o7777;
         record.put16(record::MODE, mode | FileKind::Directory.mode_bits());
+        return state.store(&record);
+    }
+    if restore_kind(state, &mut record, problems)? {
         return state.store(&record);
     }
     if is_short_link(&record) {
@@ -51,6 +55,7 @@ pub(crate) fn fix(state: &mut State, ino: Ino, problems: &[Problem]) -> Fixed {
             }
             Problem::Extent { .. }
             | Problem::ExtentRoom { .. }
+            | Problem::ExtentEmpty { .. }
             | Problem::Cluster { .. }
             | Problem::FileBlock { .. }
             | Problem::BlockChecksum { .. } => wants_map = true,
@@ -88,6 +93,9 @@ pub(crate) fn fix(state: &mut State, ino: Ino, problems: &[Problem]) -> Fixed {
         }
     }
     if wants_map {
+        if record.is_dir() {
+            number_extents(state, &mut record)?;
+        }
         rebuild_map(state, &mut record)?;
     }
     // Fields that follow from the map, and from its kind, are set once the map is right.
@@ -103,6 +111,63 @@ pub(crate) fn fix(state: &mut State, ino: Ino, problems: &[Problem]) -> Fixed {
         }
     }
     state.store(&record)
+}
+
+/// Gives an inode the type that its names have for it, where it cannot be what its mode says: a link without a target,
+/// a pipe with contents, or nothing that exists. Returns whether it did.
+fn restore_kind(state: &State, record: &mut Record, problems: &[Problem]) -> Fixed<bool> {
+    let Some(said) = state.said.get(&record.ino) else { return Ok(false) };
+    let is_none = problems.iter().any(|one| matches!(one, Problem::Mode { .. }));
+    let is_no_other = problems.iter().any(|one| {
+        let is_special = |with: &str| with.starts_with("a special file");
+        matches!(one, Problem::Symlink { .. } | Problem::Special { .. })
+            || matches!(one, Problem::Flags { with, .. } if is_special(with))
+    });
+    let kind = match said {
+        FileType::Regular if is_none || is_no_other => FileKind::Regular,
+        // It is one, or not, by what it has.
+        FileType::Directory if is_none && looks_like_directory(state, record)? => {
+            FileKind::Directory
+        }
+        FileType::Symlink if is_none => FileKind::Symlink,
+        FileType::CharDevice if is_none => FileKind::CharDevice,
+        FileType::BlockDevice if is_none => FileKind::BlockDevice,
+        FileType::Fifo if is_none => FileKind::Fifo,
+        FileType::Socket if is_none => FileKind::Socket,
+        _ => return Ok(false),
+    };
+    let mode = record.mode() & 0o7777;
+    record.put16(record::MODE, mode | kind.mode_bits());
+    Ok(true)
+}
+
+/// Gives directories their type again that have that of a file, and files that have that of a link: their names say it,
+/// and so does what they hold, or that not everybody may do everything with them, as with a link.
+pub(crate) fn restore(state: &mut State, problems: &[Problem]) -> Fixed<bool> {
+    let mut found = false;
+    for problem in problems {
+        let Problem::EntryType { ino, .. } = problem else { continue };
+        let Some(said) = state.said.get(ino).copied() else { continue };
+        let mut record = state.load(*ino)?;
+        let kind = match (said, record.kind()) {
+            (FileType::Directory, Some(FileKind::Regular))
+                if looks_like_directory(state, &record)? =>
+            {
+                FileKind::Directory
+            }
+            (FileType::Regular, Some(FileKind::Symlink))
+                if record.mode() & 0o777 != 0o777 && state.has_map(&record) =>
+            {
+                FileKind::Regular
+            }
+            _ => continue,
+        };
+        let mode = record.mode() & 0o7777;
+        record.put16(record::MODE, mode | kind.mode_bits());
+        state.store(&record)?;
+        found = true;
+    }
+    Ok(found)
 }
 
 /// Returns whether a symbolic link is marked as having an extent tree or inline data, and has its target in the
@@ -201,9 +266,10 @@ fn fix_flags(state: &mut State, record: &mut Record, with: &str) -> Fixed<bool> 
         }
         "what an inode of a value may be" => record.set_flag(InodeFlags::EA_INODE, false),
         "a file system without imagic_inodes" => record.set_flag(InodeFlags::IMAGIC, false),
-        "a file that is no directory"
-        | "a directory in its inode"
-        | "a file system without dir_index" => {
+        "a file that is no directory" => {
+            record.set_flag(InodeFlags::INDEX | InodeFlags::CASEFOLD, false);
+        }
+        "a directory in its inode" | "a file system without dir_index" => {
             record.set_flag(InodeFlags::INDEX, false);
         }
         "a file system without huge_file" => record.set_flag(InodeFlags::HUGE_FILE, false),
@@ -270,6 +336,38 @@ fn rebuild_map(state: &mut State, record: &mut Record) -> Fixed {
     state.write_map(record, &map.extents)
 }
 
+/// Gives the extents of a directory the numbers that they have, one behind the other, if they are as long as the directory
+/// is; and the first, if it leads to the block that begins with `.`, in any case.
+fn number_extents(state: &State, record: &mut Record) -> Fixed {
+    let mut area = record.block_area();
+    // A root with records of extents: of 12 bytes each, the number first, and the length behind it.
+    let is_leaf = record.has(InodeFlags::EXTENTS) && is_extent_node(&area) && u16_at(&area, 6) == 0;
+    let count = usize::from(u16_at(&area, 2));
+    if !is_leaf || !(1..=4).contains(&count) {
+        return Ok(());
+    }
+    let block = (u64::from(u16_at(&area, 18)) << 32) | u64::from(u32_at(&area, 20));
+    if !state.in_range(block, 1) {
+        return Ok(());
+    }
+    let bytes = state.read_block(block)?;
+    let is_dot = bytes.get(6) == Some(&1) && bytes.get(8) == Some(&b'.');
+    if !is_dot || u32_at(&bytes, 0) != record.ino.0 {
+        return Ok(());
+    }
+    let lengths: Vec<u32> =
+        (0..count).map(|slot| u32::from(u16_at(&area, 16 + 12 * slot))).collect();
+    let blocks = lengths.iter().map(|len| u64::from(*len)).sum::<u64>();
+    let is_all = blocks * state.block_bytes() as u64 == record.size();
+    let mut next = 0u32;
+    for (slot, len) in lengths.iter().enumerate().take(if is_all { count } else { 1 }) {
+        put(&mut area, 12 + 12 * slot, &next.to_le_bytes());
+        next += len;
+    }
+    record.set_block_area(&area);
+    Ok(())
+}
+
 fn fix_size(state: &mut State, record: &mut Record, why: &str) -> Fixed {
     let block = state.block_bytes() as u64;
     match why {
@@ -299,14 +397,94 @@ fn fix_size(state: &mut State, record: &mut Record, why: &str) -> Fixed {
             record.set_size(stored);
         }
         _ => {
-            let map = state.read_map(record)?;
+            let mut map = state.read_map(record)?;
             let is_dir = record.is_dir();
+            if is_dir && let Some(end) = reaches_too_far(state, record, &map)? {
+                map.extents = cut_at(&map.extents, end);
+                state.write_map(record, &map.extents)?;
+            }
             let counts = |extent: &&Extent| is_dir || extent.state == ExtentState::Written;
             let end = map.extents.iter().filter(counts).map(end_of).max().unwrap_or(0);
             record.set_size(end.saturating_mul(block));
         }
     }
     Ok(())
+}
+
+/// Cuts off what a directory has behind its size, if that is none of it. Returns whether it was.
+pub(crate) fn shorten(state: &mut State, ino: Ino) -> Fixed<bool> {
+    let mut record = state.load(ino)?;
+    if !record.is_dir() || record.has(InodeFlags::INLINE_DATA) {
+        return Ok(false);
+    }
+    let map = state.read_map(&record)?;
+    let Some(end) = reaches_too_far(state, &record, &map)? else { return Ok(false) };
+    state.write_map(&mut record, &cut_at(&map.extents, end))?;
+    state.store(&record)?;
+    Ok(true)
+}
+
+/// Returns the first block that a directory does not have, by its size, if its map goes on over what is none of it:
+/// blocks that something else has as well, or that are no blocks of a directory. The size is what is right then.
+fn reaches_too_far(state: &mut State, record: &Record, map: &FileMap) -> Fixed<Option<u64>> {
+    let block = state.block_bytes() as u64;
+    let end = record.size() / block;
+    if end == 0 || !record.size().is_multiple_of(block) || map.lost_nodes != 0 {
+        return Ok(None);
+    }
+    let behind = cut_before(&map.extents, end);
+    // One that ends before, or right where it says, has something else that is wrong.
+    let has_end = map.extents.iter().any(|extent| {
+        extent.state == ExtentState::Written
+            && (u64::from(extent.file_start.0)..end_of(extent)).contains(&(end - 1))
+    });
+    let Some(first) = behind.first().filter(|_| has_end) else { return Ok(None) };
+    let bytes = state.read_block(first.device_start.0)?;
+    if !is_directory_block(&bytes, dirs::layout_of(state, record)) {
+        return Ok(Some(end));
+    }
+    if state.shared.is_none() {
+        state.shared = Some(twice::shared(state)?);
+    }
+    let Some(shared) = &state.shared else { return Ok(None) };
+    let is_shared = behind.iter().any(|extent| {
+        let start = extent.device_start.0;
+        let last = start + u64::from(extent.len.0.max(1)) - 1;
+        (state.cluster(start)..=state.cluster(last)).any(|cluster| shared.get(cluster))
+    });
+    Ok(is_shared.then_some(end))
+}
+
+/// Returns whether the records of a block reach to its end, and it is not the first of a directory.
+fn is_directory_block(bytes: &[u8], layout: DirLayout) -> bool {
+    let layout = DirLayout { checksum: false, ..layout };
+    let begins = bytes.get(6) == Some(&1) && bytes.get(8) == Some(&b'.');
+    !begins && dir::check(bytes, layout).is_ok()
+}
+
+/// The extents before a block of the file.
+fn cut_at(extents: &[Extent], end: u64) -> Vec<Extent> {
+    let before = extents.iter().filter(|extent| u64::from(extent.file_start.0) < end);
+    let short = |extent: &Extent| {
+        let len = (end - u64::from(extent.file_start.0)).min(u64::from(extent.len.0));
+        Extent { len: BlockCount(u32::try_from(len).unwrap_or(u32::MAX)), ..*extent }
+    };
+    before.map(short).collect()
+}
+
+/// The extents from a block of the file on.
+fn cut_before(extents: &[Extent], from: u64) -> Vec<Extent> {
+    let behind = extents.iter().filter(|extent| end_of(extent) > from);
+    let short = |extent: &Extent| {
+        let less = from.saturating_sub(u64::from(extent.file_start.0)) as u32;
+        Extent {
+            file_start: FileBlock(extent.file_start.0 + less),
+            device_start: FsBlock(extent.device_start.0 + u64::from(less)),
+            len: BlockCount(extent.len.0 - less),
+            state: extent.state,
+        }
+    };
+    behind.map(short).collect()
 }
 
 /// Contents that are in the inode, and may not stay there, get a block.

@@ -22,6 +22,7 @@ use extant_layout::{JOURNAL_BLOCKS_MIN, default_fast_commit_blocks, default_jour
 use crate::draft::{Draft, UNIT};
 use crate::error::{Fixed, RepairError, Trouble};
 use crate::state::State;
+use crate::twice;
 use extant_change::is_extent_node;
 use extant_format::record::{self, Record};
 
@@ -85,7 +86,7 @@ pub(crate) fn replay(draft: &Arc<Draft>, state: &mut State) -> Fixed<Option<Repl
         Err(Trouble::Cannot(_)) if !needs => return Ok(None),
         Err(Trouble::Cannot(why)) => {
             done.trouble = Some(why);
-            match reset_log(state) {
+            match reset_own_log(state) {
                 // Without a place in a table there is no log to empty. It is made anew later.
                 Ok(()) | Err(Trouble::Cannot(_)) => {}
                 Err(trouble) => return Err(trouble),
@@ -112,13 +113,31 @@ fn journal_record(state: &State) -> Fixed<Record> {
         Ok(record) => {
             let is_file = record.kind() == Some(FileKind::Regular) && record.links() != 0;
             if is_file && !state.read_map(&record)?.extents.is_empty() {
-                return Ok(record);
+                let copy = copied_record(state);
+                let is_elsewhere = !begins(state, &record)? && begins(state, &copy)?;
+                return Ok(if is_elsewhere { copy } else { record });
             }
         }
         // Its table has no place.
         Err(Trouble::Cannot(_)) => {}
         Err(trouble) => return Err(trouble),
     }
+    Ok(copied_record(state))
+}
+
+/// Returns whether the first block of a file is a journal's superblock.
+fn begins(state: &State, record: &Record) -> Fixed<bool> {
+    let map = state.read_map(record)?;
+    let Some(first) = map.extents.first().filter(|first| first.file_start.0 == 0) else {
+        return Ok(false);
+    };
+    let bytes = state.read_block(first.device_start.0)?;
+    Ok(JournalSuperblock::decode(&bytes).is_ok())
+}
+
+/// The journal's inode with the copy of its map in the superblock.
+fn copied_record(state: &State) -> Record {
+    let ino = state.sb.journal_inode;
     let words = state.sb.journal_backup;
     let mut copy = Record { ino, bytes: vec![0; state.record_bytes()] };
     copy.put16(record::MODE, 0o100_600);
@@ -131,7 +150,7 @@ fn journal_record(state: &State) -> Fixed<Record> {
     copy.set_flag(InodeFlags::EXTENTS, is_extent_node(&area));
     let [.., high, low] = words;
     copy.set_size(u64::from(low) | (u64::from(high) << 32));
-    Ok(copy)
+    copy
 }
 
 fn replay_log(draft: &Arc<Draft>, state: &State) -> Fixed<Option<Replayed>> {
@@ -188,6 +207,12 @@ fn bring_in(draft: &Arc<Draft>) -> Result<(), String> {
         draft.seal();
     }
     Ok(())
+}
+
+/// Makes the journal's superblock anew before anything is known of other files: where there is one, and nowhere else.
+fn reset_own_log(state: &mut State) -> Fixed {
+    let record = state.load(state.sb.journal_inode)?;
+    if begins(state, &record)? { reset_log(state) } else { Ok(()) }
 }
 
 /// Makes the journal's superblock anew, with an empty log, where the file has blocks for one; else there is
@@ -299,19 +324,49 @@ pub(crate) fn keep_backup(state: &mut State, record: &Record) {
     state.sb.journal_backup = words;
 }
 
-/// Fixes the journal's own file if it has all of its blocks; otherwise creates a new journal.
+/// Fixes the journal's own file if it has all of its blocks, and they are its own; otherwise creates a new journal.
 pub(crate) fn fix(state: &mut State, is_gone: bool) -> Fixed {
     if !state.sb.features.has_compat(Compat::HAS_JOURNAL) {
         return remove(state);
     }
     if !is_gone && state.sb.journal_inode.0 != 0 {
-        let record = state.load(state.sb.journal_inode)?;
-        if whole_len(state, &record)?.is_some() {
+        let mut record = state.load(state.sb.journal_inode)?;
+        let is_begun = begins(state, &record)?;
+        let is_named = record.ino == Ino::JOURNAL;
+        let copy = copied_record(state);
+        // The copy of its map in the superblock leads to it, and the inode does not.
+        if is_named && !is_begun && begins(state, &copy)? && whole_len(state, &copy)?.is_some() {
+            record.put16(record::MODE, 0o100_600);
+            record.set_flag(InodeFlags::EXTENTS, copy.has(InodeFlags::EXTENTS));
+            record.set_block_area(&copy.block_area());
+            record.set_size(copy.size());
+            return state.store(&record);
+        }
+        let is_own = is_begun || !twice::lies_in(state, &twice::shared(state)?, record.ino)?;
+        if is_own && whole_len(state, &record)?.is_some() {
             return reset_log(state);
         }
     }
     state.sb.features.remove(Feature::RECOVER);
     make(state)
+}
+
+/// Lets the superblock name inode 8 again, if that is a journal, and what it names is none. Returns whether it does now.
+pub(crate) fn claim(state: &mut State) -> Fixed<bool> {
+    let (named, number) = (Ino::JOURNAL, state.sb.journal_inode);
+    if !state.sb.features.has_compat(Compat::HAS_JOURNAL) || number.0 == 0 || number == named {
+        return Ok(false);
+    }
+    let other = match number.0 <= state.sb.inodes_count {
+        true => begins(state, &state.load(number)?)?,
+        false => false,
+    };
+    if other || !begins(state, &state.load(named)?)? {
+        return Ok(false);
+    }
+    state.sb.journal_inode = named;
+    state.write_superblock()?;
+    Ok(true)
 }
 
 /// Takes a journal away that no feature speaks of.

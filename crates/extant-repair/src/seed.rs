@@ -6,11 +6,11 @@
 
 use std::collections::BTreeMap;
 
-use extant_base::Ino;
+use extant_base::{GroupIndex, Ino};
 use extant_block::BlockDevice;
 use extant_format::checksum::{crc32c, fs_seed_from_uuid};
 use extant_format::features::Feature;
-use extant_format::group::GroupDescriptor;
+use extant_format::group::{GroupChecksum, GroupDescriptor};
 use extant_format::inode::{Inode, InodeError, InodeLayout};
 use extant_format::superblock::Superblock;
 use extant_layout::Heads;
@@ -84,6 +84,12 @@ pub(crate) fn other_seed(draft: &Draft, sb: &Superblock) -> Option<(u32, usize)>
         let at = table.0.saturating_mul(size) + u64::from(group % per_block) * desc as u64;
         if draft.read_at(at, &mut raw).is_err() {
             continue;
+        }
+        // One that is right says that the seed is. The numbers of inodes are next to it in their checksums: those of a
+        // table that is read for another group's agree on another seed, too.
+        if GroupDescriptor::verify_checksum(GroupIndex(group), &GroupChecksum::of(sb), &raw).is_ok()
+        {
+            return None;
         }
         let Ok(descriptor) = GroupDescriptor::decode(&raw) else { continue };
         let last = descriptor.inode_table.0.saturating_add(u64::from(sb.inode_table_blocks()));

@@ -6,9 +6,10 @@ mod phase;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use extant_base::sabotage;
+use extant_base::{Ino, sabotage};
 use extant_block::SharedDevice;
 use extant_check::{Answer, CheckOptions, Examination, Objects, Problem, Severity, examine};
+use extant_format::dir::FileType;
 use extant_format::features::State as FsState;
 use extant_format::superblock::Superblock;
 
@@ -268,6 +269,7 @@ impl Session<'_> {
                 }
                 return Ok(false);
             }
+            let said = said(&wanted);
             let batch: Vec<Problem> =
                 wanted.into_iter().filter(|problem| phase(problem) == first).collect();
             let hints = self.lost_tables(sb, &batch);
@@ -282,6 +284,7 @@ impl Session<'_> {
             let made =
                 State::new(Arc::clone(&self.draft), sb.clone(), exam, &mut self.pins, self.now);
             let mut state = made.map_err(give_up)?;
+            state.said = said;
             if self.first_pins.is_none() {
                 self.first_pins = self.pins.clone();
                 self.mark(&mut state)?;
@@ -472,6 +475,20 @@ impl Session<'_> {
         }
         Ok(())
     }
+}
+
+/// The types that entries have for inodes of another one, where all of them say the same.
+fn said(problems: &[Problem]) -> BTreeMap<Ino, FileType> {
+    let mut said = BTreeMap::new();
+    for problem in problems {
+        let Problem::EntryType { ino, found, .. } = problem else { continue };
+        let one = said.entry(*ino).or_insert(*found);
+        if *one != *found {
+            *one = FileType::Unknown;
+        }
+    }
+    said.retain(|_, one| *one != FileType::Unknown);
+    said
 }
 
 fn give_up(trouble: Trouble) -> RepairError {

@@ -1,6 +1,7 @@
 //! The image in the middle of a repair: what a round knows, and the ways to change the draft.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use extant_base::{BlockCount, FileBlock, FsBlock, GroupIndex, Ino};
@@ -8,7 +9,7 @@ use extant_block::BlockDevice;
 use extant_check::{Examination, InodeView};
 use extant_format::bitmap::{Bitmap, BitmapRef};
 use extant_format::checksum::inode_seed;
-use extant_format::dir::DirLayout;
+use extant_format::dir::{DirLayout, FileType};
 use extant_format::extent::{Extent, ExtentState, WRITTEN_LEN_MAX};
 use extant_format::features::{Feature, Incompat, SuperFlags};
 use extant_format::group::{GroupChecksum, GroupDescriptor, GroupFlags};
@@ -40,6 +41,10 @@ pub(crate) struct State {
     pub(crate) now: u32,
     /// Remembers what the search for one group's table has read, for the next group.
     pub(crate) tables: RefCell<TableSearch>,
+    /// The types that entries have for inodes of another one, where all of them say the same.
+    pub(crate) said: BTreeMap<Ino, FileType>,
+    /// Clusters that two have, once somebody wanted to know.
+    pub(crate) shared: Option<Bits>,
 }
 
 impl State {
@@ -72,6 +77,8 @@ impl State {
             exam,
             now,
             tables: RefCell::default(),
+            said: BTreeMap::new(),
+            shared: None,
         };
         state.read_descriptors()?;
         for group in 0..state.sb.group_count {

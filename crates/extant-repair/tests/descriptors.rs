@@ -9,7 +9,7 @@ use common::{NOW, SETS, e2fsck, losses, problems, repaired, sample, seen};
 use extant::MountOptions;
 use extant_base::GroupIndex;
 use extant_block::{BlockDevice, MemoryDevice};
-use extant_format::group::GroupDescriptor;
+use extant_format::group::{GroupChecksum, GroupDescriptor};
 use extant_format::superblock::Superblock;
 use extant_layout::Heads;
 use extant_repair::{Ask, Decision, Fix, RepairOptions, repair};
@@ -305,4 +305,45 @@ fn who_would_lose_a_table_that_is_not_found_hears_of_salvage_before_anything_is_
     let hints: Vec<_> = outcome.findings.iter().filter_map(|one| one.hint.as_ref()).collect();
     assert_eq!(hints, [hint], "once for each group");
     assert!(losses(&before, &device).len() > 30, "it says what is true");
+}
+
+#[test]
+fn two_descriptors_that_have_each_other_s_table_are_no_other_seed() {
+    let dir = tempdir().unwrap();
+    let source = dir.path().join("source");
+    std::fs::create_dir_all(source.join("d/e")).unwrap();
+    for number in 0..100 {
+        std::fs::write(source.join(format!("d/file{number}")), vec![1; number * 20]).unwrap();
+    }
+    let path = dir.path().join("two.img");
+    let from = source.display().to_string();
+    let words = ["-text4", "-b1024", "-O^flex_bg,metadata_csum", "-Jsize=1", "-d", &from];
+    require!(oracle::mke2fs(&path, "40M", &words));
+    let good = extant_testkit::image::load(&path);
+    let before = seen(&good);
+    let sb = superblock(&good);
+    let place = |group: u32| {
+        let table = Heads::of(&sb).descriptor_block(0).unwrap().0 * 1024;
+        table + u64::from(group) * u64::from(sb.desc_size)
+    };
+    for other in 1..sb.group_count {
+        let device = good.snapshot();
+        let mut pair = [0, other].map(|group| {
+            let mut raw = vec![0; usize::from(sb.desc_size)];
+            good.read_at(place(group), &mut raw).unwrap();
+            (group, raw.clone(), GroupDescriptor::decode(&raw).unwrap())
+        });
+        let tables = [pair[1].2.inode_table, pair[0].2.inode_table];
+        for ((group, raw, descriptor), table) in pair.iter_mut().zip(tables) {
+            descriptor.inode_table = table;
+            descriptor.encode(GroupIndex(*group), &GroupChecksum::of(&sb), raw).unwrap();
+            device.write_at(place(*group), raw).unwrap();
+        }
+        let outcome = repaired(&device).unwrap();
+        let what = format!("{other}: {:#?}", outcome.findings);
+        assert!(outcome.findings.iter().all(|one| one.code != "checksum-seed"), "{what}");
+        assert!(outcome.is_clean, "{what}");
+        assert_eq!(losses(&before, &device), Vec::<String>::new(), "{what}");
+        assert_eq!(require!(e2fsck(&device, dir.path(), false)), "", "{what}");
+    }
 }

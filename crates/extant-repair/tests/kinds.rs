@@ -251,11 +251,7 @@ fn inodes() {
     run(
         SETS[2],
         &[
-            case(
-                "set_inode_field /d/file5 mode 0170644",
-                &["mode", "entry-inode", "block-bitmap", "group-count"],
-                &["/d/file5: gone"],
-            ),
+            case("set_inode_field /d/file5 mode 0170644", &["mode"], &[]),
             case("set_inode_field /d/e mode 0170755", &["mode"], &[]),
             case("set_inode_field /d/file5 flags 0x1000", &["flags"], &[]),
             case("set_inode_field /d/file5 flags 0x281000", &["flags"], &[]),
@@ -293,11 +289,7 @@ fn inodes() {
             case("set_inode_field /d/file5 links_count 5", &["links"], &[]),
             case("set_inode_field /d/file3 links_count 1", &["links"], &[]),
             case("set_inode_field /d links_count 9", &["links"], &[]),
-            case(
-                "set_inode_field /d/file5 links_count 0",
-                &["entry-inode", "not-orphan", "block-bitmap", "group-count"],
-                &["/d/file5: gone"],
-            ),
+            case("set_inode_field /d/file5 links_count 0", &["entry-inode"], &[]),
             case("set_inode_field /d/file5 file_acl 99999", &["block-range"], &[]),
             case(
                 "set_inode_field /d/file5 file_acl {acl /d/file6}",
@@ -438,11 +430,7 @@ fn directories() {
             case("zap_block -f /d -o 7 -l 1 -p 1 0", &["entry-type"], &[]),
             case("zap_block -f /d -o 31 -l 1 -p 5 0", &["entry-type"], &[]),
             case("zap_block -f /d -o 31 -l 1 -p 0 0", &["entry-type"], &[]),
-            case(
-                "zap_block -f /d -o 28 -l 1 -p 3 0",
-                &["dir", "unreachable", "links"],
-                &["/d: links", "/lost+found: links", "/d/e: place"],
-            ),
+            case("zap_block -f /d -o 28 -l 1 -p 3 0", &["dir"], &[]),
             case("zap_block -f /d -o 33 -l 1 -p 0 0", &[], &[]),
             case("zap_block -f /d -o 33 -l 1 -p 47 0", &[], &[]),
             case(
@@ -604,7 +592,7 @@ fn whole_file_system() {
             case("set_super_value state 2", &["state"], &[]),
             case("set_super_value min_extra_isize 9999", &["superblock"], &[]),
             case("set_super_value want_extra_isize 131", &["superblock"], &[]),
-            case("set_super_value journal_inum 12", &["special-inode", "block-bitmap"], &[]),
+            case("set_super_value journal_inum 12", &["special-inode"], &[]),
             case("set_bg 0 free_blocks_count 3\nset_bg 0 checksum calc", &["group-count"], &[]),
             case("set_bg 0 itable_unused 200\nset_bg 0 checksum calc", &["table-unused"], &[]),
             case("set_bg 1 inode_table 99999", &["group"], &[]),

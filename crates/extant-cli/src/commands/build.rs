@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
-use extant_image::attributes::{fold_case, settle};
+use extant_image::attributes::{fold_case, settle, settle_times};
 use extant_image::encrypt::{EncryptError, check_links, encrypt_with, features_of};
 use extant_image::plan::{BuildOptions, Headroom, Plan, PlanError, SizeSpec, plan, plan_onto};
 use extant_image::source::dir::ScanOptions;
@@ -255,6 +255,7 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
             _ => failure,
         }
     })?;
+    settle_times(&scanned.tree, plan.summary().inode_bytes, &mut scanned.lost);
     target.tell_lost(scanned.lost);
     let writes = !args.target.plan;
     let platform = platform(args, config.as_deref());

@@ -7,6 +7,7 @@ use extant_check::Problem;
 use extant_format::features::{Encoding, Feature, State as FsState};
 use extant_format::group::GroupFlags;
 use extant_format::mmp::Mmp;
+use extant_format::superblock::OLD_FIRST_INO;
 
 use super::Session;
 use super::phase::Phase;
@@ -195,6 +196,14 @@ impl Session<'_> {
     fn fix_twice(&mut self, state: &mut State, batch: &[Problem]) -> Result<(), RepairError> {
         let inodes: BTreeSet<Ino> =
             batch.iter().filter_map(|problem| problem.objects().ino).collect();
+        // What a directory has behind its size is not copied, but cut off.
+        for ino in &inodes {
+            match inodes::shorten(state, *ino) {
+                Ok(false) => {}
+                Ok(true) => return Ok(()),
+                Err(trouble) => return self.note(batch, Err(trouble)),
+            }
+        }
         // Where its own blocks are right, somebody else claims them, and that is what is to be copied.
         if inodes.contains(&Ino::RESIZE) && !self.has_fixed_resize {
             self.has_fixed_resize = true;
@@ -271,7 +280,11 @@ impl Session<'_> {
             };
             let result = match is_elsewhere {
                 Ok(true) => Err(Trouble::cannot("something else claims its blocks")),
-                Ok(false) => dirs::fix(state, dir, &problems),
+                Ok(false) => match inodes::restore(state, &problems) {
+                    Ok(true) => Ok(()),
+                    Ok(false) => dirs::fix(state, dir, &problems),
+                    Err(trouble) => Err(trouble),
+                },
                 Err(trouble) => Err(trouble),
             };
             self.note(&problems, result)?;
@@ -344,6 +357,14 @@ fn fix_super(state: &mut State, batch: &[Problem]) -> Fixed {
                 state.sb.raw.s_desc_size = Default::default();
             }
             Problem::FieldAlone { .. } => state.sb.log_groups_per_flex = 0,
+            // None of these was ever reserved.
+            Problem::SpecialInode { field: extant_check::FIRST_INODE, .. } => {
+                state.sb.first_inode = Ino(OLD_FIRST_INO);
+            }
+            // What mke2fs keeps.
+            Problem::ReservedBlocks { .. } => {
+                state.sb.reserved_blocks_count = state.sb.blocks_count / 20;
+            }
             Problem::Mmp(_) => {
                 let block = state.sb.mmp_block.0;
                 let mut bytes = vec![0; state.block_bytes()];

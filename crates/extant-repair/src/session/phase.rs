@@ -37,7 +37,9 @@ pub(super) fn phase(problem: &Problem) -> Phase {
         | P::Feature { .. }
         | P::FeatureAlone { .. }
         | P::FieldAlone { .. }
-        | P::Mmp(..) => Phase::Super,
+        | P::ReservedBlocks { .. }
+        | P::Mmp(..)
+        | P::SpecialInode { field: extant_check::FIRST_INODE, .. } => Phase::Super,
         P::Group(..)
         | P::OutsideGroup { .. }
         | P::MetadataOverlap { .. }
@@ -59,6 +61,7 @@ pub(super) fn phase(problem: &Problem) -> Phase {
         | P::Size { .. }
         | P::Extent { .. }
         | P::ExtentRoom { .. }
+        | P::ExtentEmpty { .. }
         | P::BlockChecksum { .. }
         | P::Cluster { .. }
         | P::BlockRange { .. }
@@ -104,6 +107,7 @@ pub(super) fn phase(problem: &Problem) -> Phase {
         | P::BlockBitmap { .. }
         | P::InodeBitmap { .. }
         | P::UninitUsed { .. }
+        | P::UninitLast { .. }
         | P::GroupCount { .. } => Phase::Bitmaps,
         P::SuperblockCount { .. } => Phase::Totals,
         P::State { .. } => Phase::State,
