@@ -1,16 +1,17 @@
 //! Blocks that two things claim: what comes later gets a copy.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use extant_base::{BlockCount, FsBlock, GroupIndex, Ino};
-use extant_format::extent::{Extent, ExtentState};
+use extant_format::extent::{Extent, ExtentState, UNWRITTEN_LEN_MAX};
 use extant_format::features::Incompat;
 use extant_format::xattr;
 
 use crate::error::Fixed;
 use crate::space::Bits;
 use crate::state::State;
-use extant_change::FileMap;
+use extant_change::{FileMap, end_of};
 
 /// Clusters of superblocks, descriptors, bitmaps and tables.
 fn fixed(state: &State) -> Bits {
@@ -95,16 +96,25 @@ pub(crate) fn fix(state: &mut State, inodes: &BTreeSet<Ino>) -> Fixed {
     Ok(())
 }
 
-/// Clusters that an inode has.
-fn clusters(state: &State, ino: Ino) -> Fixed<BTreeSet<u64>> {
+/// Clusters that an inode has, in order and each once: as many ranges as its map has extents, however long they are.
+fn clusters(state: &State, ino: Ino) -> Fixed<Vec<Range<u64>>> {
     let record = state.load(ino)?;
     let map = state.read_map(&record)?;
-    let mut own: BTreeSet<u64> = map.nodes.iter().map(|node| state.cluster(*node)).collect();
-    for extent in &map.extents {
-        let start = extent.device_start.0;
-        let end = start + u64::from(extent.len.0.max(1)) - 1;
-        own.extend(state.cluster(start)..=state.cluster(end));
-    }
+    let range = |first: u64, len: u64| {
+        state.cluster(first)..state.cluster(first + len.max(1) - 1).saturating_add(1)
+    };
+    let nodes = map.nodes.iter().map(|node| range(*node, 1));
+    let extents = map.extents.iter();
+    let extents = extents.map(|extent| range(extent.device_start.0, u64::from(extent.len.0)));
+    let mut own: Vec<_> = nodes.chain(extents).collect();
+    own.sort_unstable_by_key(|range| range.start);
+    own.dedup_by(|next, last| {
+        let goes_on = next.start <= last.end;
+        if goes_on {
+            last.end = last.end.max(next.end);
+        }
+        goes_on
+    });
     Ok(own)
 }
 
@@ -113,7 +123,7 @@ pub(crate) fn shared(state: &State) -> Fixed<Bits> {
     let mut claimed = fixed(state);
     let mut shared = Bits::new(state.sb.group_count, state.sb.clusters_per_group);
     for view in state.exam.inodes() {
-        for cluster in clusters(state, view.ino)? {
+        for cluster in clusters(state, view.ino)?.into_iter().flatten() {
             if claimed.get(cluster) && view.ino != Ino::RESIZE {
                 shared.set(cluster);
             }
@@ -125,7 +135,7 @@ pub(crate) fn shared(state: &State) -> Fixed<Bits> {
 
 /// Returns whether the map of an inode leads to one of these clusters.
 pub(crate) fn lies_in(state: &State, shared: &Bits, ino: Ino) -> Fixed<bool> {
-    Ok(clusters(state, ino)?.into_iter().any(|cluster| shared.get(cluster)))
+    Ok(clusters(state, ino)?.into_iter().flatten().any(|cluster| shared.get(cluster)))
 }
 
 /// The extents of a map with copies in place of clusters that are claimed, if `may_copy`; what is not is
@@ -189,16 +199,31 @@ fn part(
             if bits != 0 {
                 homes.entry(logical).or_insert(place - (place.saturating_sub(first) & mask));
             }
-            extents.push(Extent {
+            let piece = Extent {
                 file_start: extant_base::FileBlock(extent.file_start.0 + at as u32),
                 device_start: FsBlock(place),
                 len: BlockCount(take as u32),
                 state: extent.state,
-            });
+            };
+            append(&mut extents, piece);
             at += take;
         }
     }
     Ok((extents, has_copies && may_copy))
+}
+
+/// Adds blocks to those before them: a file has as many extents then as it needs, and not one for each block.
+fn append(extents: &mut Vec<Extent>, piece: Extent) {
+    if let Some(last) = extents.last_mut()
+        && last.state == piece.state
+        && end_of(last) == u64::from(piece.file_start.0)
+        && last.device_start.0 + u64::from(last.len.0) == piece.device_start.0
+        && last.len.0 + piece.len.0 <= UNWRITTEN_LEN_MAX
+    {
+        last.len.0 += piece.len.0;
+        return;
+    }
+    extents.push(piece);
 }
 
 fn copy(state: &State, kind: ExtentState, from: u64, to: u64, len: u64) -> Fixed {
