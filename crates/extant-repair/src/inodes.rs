@@ -124,7 +124,9 @@ fn restore_kind(state: &State, record: &mut Record, problems: &[Problem]) -> Fix
             || matches!(one, Problem::Flags { with, .. } if is_special(with))
     });
     let kind = match said {
-        FileType::Regular if is_none || is_no_other => FileKind::Regular,
+        FileType::Regular if (is_none || is_no_other) && is_whole(state, record)? => {
+            FileKind::Regular
+        }
         // It is one, or not, by what it has.
         FileType::Directory if is_none && looks_like_directory(state, record)? => {
             FileKind::Directory
@@ -139,6 +141,22 @@ fn restore_kind(state: &State, record: &mut Record, problems: &[Problem]) -> Fix
     let mode = record.mode() & 0o7777;
     record.put16(record::MODE, mode | kind.mode_bits());
     Ok(true)
+}
+
+/// Returns whether nothing of what a record says of a file's blocks is impossible: in one that was written over, the map
+/// names blocks of others.
+fn is_whole(state: &State, record: &Record) -> Fixed<bool> {
+    let mut file = record.clone();
+    file.put16(record::MODE, record.mode() & 0o7777 | FileKind::Regular.mode_bits());
+    let needs_tree = state.sb.cluster_ratio() > 1 && !record.has(InodeFlags::INLINE_DATA);
+    if needs_tree && !record.has(InodeFlags::EXTENTS) {
+        return Ok(false);
+    }
+    if record.has(InodeFlags::INLINE_DATA) {
+        return Ok(true);
+    }
+    let map = state.read_map(&file)?;
+    Ok(!map.is_damaged && map.lost_nodes == 0)
 }
 
 /// Gives directories their type again that have that of a file, and files that have that of a link: their names say it,
