@@ -214,6 +214,9 @@ impl Problem {
             P::EntryInode { why: crate::HOLDS_VALUE, .. } => {
                 "take out the entry or, where no attribute has it, the mark of a value"
             }
+            P::EntryInode { why: crate::NO_LINKS, .. } => {
+                "give the file its links again or, if it was deleted, take out the entry"
+            }
             P::Dir { .. } => "write the entries that can be read anew",
             P::Name { .. } | P::EntryInode { .. } | P::SecondParent { .. } => "take out the entry",
             P::DuplicateName { .. } => "rename one of the entries",

@@ -503,7 +503,7 @@ impl<'s> DirScan<'s, '_> {
             self.problem(Problem::SecondParent { dir, name: name(), ino });
         }
         if self.tables.is_unlinked(ino) {
-            let why = "which has no links";
+            let why = crate::NO_LINKS;
             self.problem(Problem::EntryInode { dir, name: name(), ino, why });
         }
         if walk.is_encrypted {

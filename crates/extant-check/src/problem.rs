@@ -16,6 +16,8 @@ use extant_format::xattr::XattrFault;
 
 /// Why an entry is wrong whose inode is marked as the value of an attribute.
 pub const HOLDS_VALUE: &str = "which holds an attribute's value";
+/// Why an entry is wrong whose inode has a type, and no links.
+pub const NO_LINKS: &str = "which has no links";
 /// What is the first inode that is no reserved one, where the superblock says another.
 pub const FIRST_INODE: &str = "the first inode of a file";
 

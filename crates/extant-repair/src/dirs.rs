@@ -397,7 +397,9 @@ fn revive(state: &mut State, problems: &[Problem]) -> Fixed<bool> {
 fn relink(state: &mut State, problems: &[Problem]) -> Fixed<bool> {
     let mut found = false;
     for problem in problems {
-        let Problem::EntryInode { ino, why: "which has no links", .. } = problem else { continue };
+        let Problem::EntryInode { ino, why: extant_check::NO_LINKS, .. } = problem else {
+            continue;
+        };
         let mut record = state.load(*ino)?;
         let is_whole = record.kind().is_some() && record.u32(record::DTIME) == 0;
         if record.links() != 0 || !is_whole || state.is_special(*ino) {

@@ -1,6 +1,7 @@
 //! The inodes in use, group by group; and inodes of another size.
 
 use std::ops::Range;
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use extant_base::{FsBlock, Ino};
@@ -97,7 +98,10 @@ pub(crate) fn each_inode<S: Send>(
         }
         Ok(done)
     });
-    let done = done.flatten().map_err(|panic: WorkerPanic| TuneError::damaged(panic))?;
+    // A bug of this program, and nothing that is known of the image.
+    let done = done
+        .flatten()
+        .unwrap_or_else(|panic: WorkerPanic| resume_unwind(Box::new(panic.to_string())));
     let (states, errors): (Vec<_>, Vec<_>) = done.into_iter().partition(std::result::Result::is_ok);
     match errors.into_iter().filter_map(std::result::Result::err).min_by_key(|(at, _)| *at) {
         Some((_, error)) => Err(error),
