@@ -235,9 +235,21 @@ fn node(mut bytes: Vec<u8>, number: u32, layout: IndexLayout, seed: u32) -> Seal
     Sealed::Moved(bytes)
 }
 
+/// Returns whether the last record of a block with names is a tail. Its bytes alone do not tell: tune2fs takes
+/// checksums away by a longer record before the tail, and what was the tail is left in that.
+fn has_tail(bytes: &[u8], layout: DirLayout) -> bool {
+    let end = bytes.len().saturating_sub(dir::TAIL_BYTES);
+    let mut at = 0;
+    while at < end {
+        let raw = extant_format::record::u16_at(bytes, at + 4);
+        at += (dir::decode_rec_len(raw, layout.block_size) as usize).max(4);
+    }
+    at == end && dir::tail_checksum(bytes).is_some()
+}
+
 /// A block with names.
 fn leaf(mut bytes: Vec<u8>, old: DirLayout, new: DirLayout, seed: u32) -> Result<Sealed> {
-    if dir::tail_checksum(&bytes).is_some() {
+    if has_tail(&bytes, old) {
         dir::seal(seed, &mut bytes);
         return Ok(Sealed::Quiet(bytes));
     }

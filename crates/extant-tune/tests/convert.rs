@@ -5,6 +5,8 @@ mod common;
 mod damaged;
 #[path = "parts/settings.rs"]
 mod settings;
+#[path = "parts/theirs.rs"]
+mod theirs;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -64,6 +66,7 @@ fn conversions_and_their_reverse_leave_the_tree_and_please_both_checkers() {
                     Ok(done) => done,
                     Err(error @ (TuneError::Refused { .. } | TuneError::Full { .. })) => {
                         println!("{layout:?} {words}: {error}");
+                        assert!(!error.to_string().contains("in order"), "it was done wrong");
                         break;
                     }
                     Err(error) => panic!("{layout:?} {words}: {error}"),
