@@ -279,12 +279,12 @@ fn wants_json(args: &[OsString]) -> bool {
     if !args.iter().skip(2).take_while(|arg| *arg != "--").any(|arg| *arg == "--json") {
         return false;
     }
-    let mut known = bare_definition();
-    known.build();
-    let mut at = &known;
+    let mut at = bare_definition();
     for name in args.iter().skip(1).map_while(|name| name.to_str()) {
         // Some commands have commands of their own.
-        let Some(sub) = at.find_subcommand(name) else { break };
+        let Some(mut sub) = at.find_subcommand(name).cloned() else { break };
+        // Its options are made here, and those of no other.
+        sub.build();
         at = sub;
     }
     at.get_arguments().any(|arg| arg.get_long() == Some("json"))
