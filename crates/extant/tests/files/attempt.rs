@@ -319,3 +319,43 @@ fn appends_of_many_that_try_first_are_whole_and_there_once() {
     drop(log);
     finish(fs, &device);
 }
+
+#[test]
+fn a_read_of_a_hole_that_does_not_wait_promises_no_space_for_it() {
+    let device = require!(made("16M", &[]));
+    let fs = mount(&device);
+    let file = file(&fs, "file");
+    file.truncate(64 * BLOCK as u64).unwrap();
+    file.sync().unwrap();
+    let free = fs.statfs().unwrap().blocks_free;
+    let mut bytes = [1; BLOCK];
+    for block in 1..64 {
+        let read = file.try_read_at(&mut bytes, block * BLOCK as u64).unwrap().unwrap();
+        assert_eq!((read, bytes), (BLOCK, [0; BLOCK]), "block {block}");
+    }
+    assert_eq!(fs.statfs().unwrap().blocks_free, free);
+    file.sync().unwrap();
+    assert_eq!(file.metadata().blocks, 8, "it has the block that was written");
+    drop(file);
+    finish(fs, &device);
+}
+
+/// `APPEND` holds for writes that do not wait as well.
+#[test]
+fn a_file_that_only_grows_is_written_at_its_end_at_once_and_nowhere_else() {
+    let device = require!(made("16M", &[]));
+    let fs = mount(&device);
+    let file = file(&fs, "file");
+    let flags = file.metadata().flags | extant::InodeFlags::APPEND;
+    file.set_attributes(&SetAttributes::new().flags(flags)).unwrap();
+    for offset in [0, BLOCK as u64 - 1, BLOCK as u64 + 1] {
+        let error = file.try_write_at(&[2], offset).unwrap().unwrap_err();
+        assert_eq!(error.errno(), 1, "at {offset}: {error}");
+    }
+    assert_eq!(file.try_write_at(&[3], BLOCK as u64).unwrap().unwrap(), 1);
+    assert_eq!(file.try_append(&[4]).unwrap().unwrap(), (BLOCK as u64 + 1, 1));
+    let bytes = file.read_all().unwrap();
+    assert_eq!((bytes[0], &bytes[BLOCK - 1..]), (1, &[1, 3, 4][..]));
+    drop(file);
+    finish(fs, &device);
+}

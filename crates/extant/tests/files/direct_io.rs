@@ -741,6 +741,10 @@ fn atomic_writes_take_what_linux_takes_and_leave_the_rest_alone() {
             let error = file.write_atomic_at(&bytes[..len * BLOCK as usize], offset).unwrap_err();
             assert_eq!(error.errno(), 22, "{len} at {offset}: {error}");
         }
+        // Memory is as good as that of every direct write.
+        let odd = filled(2, 2 * BLOCK);
+        let error = file.write_atomic_at(&odd[1..=BLOCK as usize], 0).unwrap_err();
+        assert_eq!(error.errno(), 22, "{error}");
         assert_eq!(file.inode().read_all().unwrap(), [1; 4 * BLOCK as usize]);
         // What is dirty beside it stays, what is dirty below it is older.
         let inode = file.inode();

@@ -9,6 +9,8 @@ use extant_format::acl::Acl;
 use extant_testkit::oracle::{debugfs, mke2fs};
 use extant_testkit::{image, require};
 
+use crate::patch::patch_inode;
+
 /// A file system with something of everything, without checksums: damage is not found by them.
 fn make(options: &[&str]) -> Result<MemoryDevice, String> {
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -151,4 +153,77 @@ fn an_inode_in_use_is_not_given_out_again_whatever_the_bitmap_says() {
     assert_eq!(root.lookup("file").unwrap().metadata(), file.metadata());
     drop((file, root));
     fs.unmount().unwrap();
+}
+
+/// Pointers of a file that lead to a block of the inode table, or nowhere: neither is taken for pointers, and what is
+/// there stays as it is.
+#[test]
+fn metadata_is_no_block_of_pointers_and_is_not_written_as_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    require!(mke2fs(&path, "4M", &["-t", "ext2", "-b", "1024", "-N", "256"]));
+    let sound = image::load(&path);
+    let table = {
+        let fs = MountOptions::new().read_only(false).open(sound.snapshot()).unwrap();
+        let group = fs.group(extant::GroupIndex(0)).unwrap();
+        fs.unmount().unwrap();
+        group.inode_table.0
+    };
+    // 256 records of 256 bytes: the last block has none in use.
+    let last = table + 63;
+    let changes: &[(&str, fn(&extant::Inode, &extant::Inode) -> extant::Result<()>)] = &[
+        ("write", |_, file| file.write_at(&[9; 1024], 20 << 10).map(drop)),
+        ("punch", |_, file| file.fallocate(extant::Fallocate::PunchHole, 20 << 10..22 << 10)),
+        ("truncate", |_, file| file.truncate(13 << 10)),
+        ("unlink", |root, _| root.unlink("file")),
+    ];
+    // Through one block of pointers, and through two.
+    for (slot, pointer) in [(12, last), (13, last), (12, 1 << 20), (13, 1 << 20)] {
+        for (name, change) in changes {
+            let device = Arc::new(sound.snapshot());
+            let open =
+                || MountOptions::new().read_only(false).open_shared(Arc::clone(&device) as _);
+            {
+                let fs = open().unwrap();
+                let file = fs.root().unwrap().create("file", &NewInode::root(0o644)).unwrap();
+                file.write_at(&[7; 1024], 0).unwrap();
+                file.truncate(400 << 10).unwrap();
+                drop(file);
+                fs.unmount().unwrap();
+            }
+            patch_inode(&device, "/file", |record| {
+                let pointer = u32::try_from(pointer).unwrap().to_le_bytes();
+                record.block[slot * 4..slot * 4 + 4].copy_from_slice(&pointer);
+            });
+            let block = |number: u64| {
+                let mut bytes = [0; 1024];
+                device.read_at(number * 1024, &mut bytes).unwrap();
+                bytes
+            };
+            let before = block(last);
+            let fs = open().unwrap();
+            let root = fs.root().unwrap();
+            let file = root.lookup("file").unwrap();
+            let mut bytes = [0; 1024];
+            // Of two blocks of pointers, the first is met at the 268th block of the file.
+            let at = if slot == 12 { 20 << 10 } else { 300 << 10 };
+            let read = file.read_at(&mut bytes, at).unwrap_err();
+            assert_eq!(read.errno(), 117, "{slot} {pointer}: {read}");
+            let changed = match slot {
+                12 => change(&root, &file),
+                _ if *name == "write" => file.write_at(&[9; 1024], 300 << 10).map(drop),
+                _ => change(&root, &file),
+            };
+            drop(file);
+            let synced = changed.and_then(|()| fs.sync());
+            let unmounted = fs.unmount();
+            assert_eq!(block(last), before, "{slot} {pointer} {name}");
+            let is_met = slot == 12 || matches!(*name, "write" | "truncate");
+            if is_met && *name != "unlink" {
+                let error = synced.unwrap_err();
+                assert_eq!(error.errno(), 117, "{slot} {pointer} {name}: {error}");
+            }
+            drop(unmounted);
+        }
+    }
 }

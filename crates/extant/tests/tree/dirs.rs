@@ -10,6 +10,8 @@ use extant_block::MemoryDevice;
 use extant_testkit::oracle::{LoopMount, debugfs, e2fsck, mke2fs, root};
 use extant_testkit::{image, require};
 
+use crate::patch;
+
 fn device(size: &str, options: &[&str]) -> Result<Arc<MemoryDevice>, String> {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path().join("image");
@@ -556,4 +558,120 @@ fn the_root_directory_is_there_and_is_no_file() {
     }
     fs.unmount().unwrap();
     assert_clean(&device);
+}
+
+/// What is no name is refused as that, wherever it is given, and not as a name that is not there.
+#[test]
+fn what_is_no_name_is_refused_as_such_by_everything_that_takes_one() {
+    let device = require!(device("8M", &["-t", "ext4"]));
+    let fs = mount(&device);
+    let root = fs.root().unwrap();
+    let new = NewInode::root(0o644);
+    let file = root.create("file", &new).unwrap();
+    let dir = root.mkdir("dir", &NewInode::root(0o755)).unwrap();
+    let long = vec![b'x'; 256];
+    let names: [(&[u8], i32); 6] =
+        [(b"", 22), (b".", 22), (b"..", 22), (b"dir/a", 22), (b"a\0b", 22), (&long, 36)];
+    let none = RenameFlags::default();
+    for (name, errno) in names {
+        let answers = [
+            ("create", root.create(name, &new).map(drop)),
+            ("mkdir", root.mkdir(name, &new).map(drop)),
+            ("symlink", root.symlink(name, "target", &new).map(drop)),
+            ("link", root.link(name, &file)),
+            ("unlink", root.unlink(name)),
+            // Linux says of a parent that it is not empty.
+            ("rmdir", if name == b".." { root.unlink(name) } else { root.rmdir(name) }),
+            ("rename from", root.rename(name, &dir, "there", none)),
+            ("rename to", root.rename("file", &dir, name, none)),
+        ];
+        for (what, answer) in answers {
+            let error = answer.unwrap_err();
+            let text = String::from_utf8_lossy(name);
+            assert_eq!(error.errno(), errno, "{what} {text:?}: {error}");
+        }
+    }
+    assert_eq!(listed(&root).len(), 3, "lost+found, file, dir");
+    drop((file, dir, root));
+    fs.unmount().unwrap();
+    assert_clean(&device);
+}
+
+/// A directory that has as many directories as it may have: what is in it may still be renamed there.
+#[test]
+fn a_directory_at_its_limit_of_links_lets_its_own_be_renamed() {
+    let device = require!(device("8M", &["-t", "ext4", "-O", "^dir_nlink"]));
+    {
+        let fs = mount(&device);
+        let root = fs.root().unwrap();
+        let full = root.mkdir("full", &NewInode::root(0o755)).unwrap();
+        full.mkdir("mine", &NewInode::root(0o755)).unwrap();
+        root.mkdir("other", &NewInode::root(0o755)).unwrap();
+        drop((full, root));
+        fs.unmount().unwrap();
+    }
+    patch::patch_inode(&device, "/full", |record| record.links = 65_000);
+    let fs = mount(&device);
+    let root = fs.root().unwrap();
+    let full = root.lookup("full").unwrap();
+    full.rename("mine", &full, "still mine", RenameFlags::default()).unwrap();
+    assert_eq!(full.metadata().links, 65_000);
+    let error = root.rename("other", &full, "new", RenameFlags::default()).unwrap_err();
+    assert_eq!(error.errno(), 31, "{error}");
+    assert_eq!(full.mkdir("new", &NewInode::root(0o755)).unwrap_err().errno(), 31);
+    drop((full, root));
+    fs.unmount().unwrap();
+}
+
+/// Whether a name is in a directory with a damaged block is not known: it is neither called absent nor given again.
+#[test]
+fn a_name_that_may_be_in_a_damaged_block_is_not_called_absent() {
+    for index in [false, true] {
+        let features = if index { "dir_index,^metadata_csum" } else { "^dir_index,^metadata_csum" };
+        let device = require!(device("8M", &["-t", "ext4", "-b", "1024", "-O", features]));
+        let first = {
+            let fs = mount(&device);
+            let dir = fs.root().unwrap().mkdir("dir", &NewInode::root(0o755)).unwrap();
+            for number in 0..200 {
+                dir.create(format!("name {number:04}"), &NewInode::root(0o644)).unwrap();
+            }
+            // With an index, the first block is its root.
+            let at = u64::from(index);
+            let run = dir.map(at..at + 1).next().unwrap().unwrap();
+            let extant::MappingKind::Mapped(block) = run.kind else { panic!("a directory") };
+            drop(dir);
+            fs.unmount().unwrap();
+            block.0
+        };
+        // The length of a record in the middle.
+        let mut bytes = [0; 1024];
+        device.read_at(first * 1024, &mut bytes).unwrap();
+        let mut at = 0;
+        for _ in 0..5 {
+            at += usize::from(u16::from_le_bytes([bytes[at + 4], bytes[at + 5]]));
+        }
+        bytes[at + 4..at + 6].copy_from_slice(&[3, 0]);
+        device.write_at(first * 1024, &bytes).unwrap();
+
+        let fs = mount(&device);
+        let dir = fs.resolve("/dir").unwrap();
+        let (mut gone, mut unknown) = (0, 0);
+        for number in 0..200 {
+            match dir.unlink(format!("name {number:04}")) {
+                Ok(()) => gone += 1,
+                Err(error) => {
+                    assert_eq!(error.errno(), 117, "index {index}, {number}: {error}");
+                    unknown += 1;
+                }
+            }
+        }
+        assert!(gone > 100 && unknown > 10, "index {index}: {gone} removed, {unknown} not known");
+        if !index {
+            assert_eq!(dir.unlink("of nobody").unwrap_err().errno(), 117);
+            let new = dir.create("of nobody", &NewInode::root(0o644));
+            assert_eq!(new.unwrap_err().errno(), 117);
+        }
+        drop(dir);
+        fs.unmount().unwrap();
+    }
 }

@@ -4,6 +4,8 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/patch.rs"]
+mod patch;
 
 mod attributes;
 mod dirs;
