@@ -251,3 +251,23 @@ fn what_loses_its_name_in_use_is_an_orphan_until_it_is_let_go() {
         finish(fs, &image);
     }
 }
+
+/// Slots of the orphan file are used again: after many times as many orphans as it has room for, one more is in it.
+#[test]
+fn slots_of_the_orphan_file_are_free_again_when_their_inodes_are_gone() {
+    let image = extant_testkit::require!(Image::make("16M", WITH_FILE, ""));
+    let fs = image.open();
+    for _ in 0..IN_FILE * 3 / 600 + 1 {
+        drop(nameless(&fs, 600));
+        reclaim(&fs);
+    }
+    let orphans = fs.volume().writer().unwrap().orphans();
+    assert_eq!(orphans.len(), 0);
+    let held = nameless(&fs, IN_FILE);
+    fs.sync().unwrap();
+    assert_eq!(image.copy().superblock().last_orphan, 0, "all of them are in the file");
+    assert_eq!(orphans.len(), IN_FILE as u64);
+    drop(held);
+    reclaim(&fs);
+    finish(fs, &image);
+}

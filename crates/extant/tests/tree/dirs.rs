@@ -675,3 +675,42 @@ fn a_name_that_may_be_in_a_damaged_block_is_not_called_absent() {
         fs.unmount().unwrap();
     }
 }
+
+/// Programs keep cookies, and some make them up: whatever it is, what follows is a rest of the list, and it ends.
+#[test]
+fn a_listing_goes_on_from_any_cookie_and_ends() {
+    for features in ["^dir_index", "dir_index", "inline_data"] {
+        let device = require!(device("8M", &["-t", "ext4", "-b", "1024", "-O", features]));
+        let count = if features == "inline_data" { 4 } else { 90 };
+        {
+            let fs = mount(&device);
+            let dir = fs.root().unwrap().mkdir("dir", &NewInode::root(0o755)).unwrap();
+            for number in 0..count {
+                dir.create(format!("name {number}"), &NewInode::root(0o644)).unwrap();
+            }
+            drop(dir);
+            fs.unmount().unwrap();
+        }
+        for writable in [false, true] {
+            let options = MountOptions::new().read_only(!writable).seed(1);
+            let fs = options.open_shared(Arc::clone(&device) as _).unwrap();
+            let dir = fs.resolve("/dir").unwrap();
+            let entries: Vec<_> = dir.read_dir().unwrap().map(|one| one.unwrap()).collect();
+            let names: Vec<_> = entries.iter().map(|one| one.name().to_vec()).collect();
+            assert_eq!(names.len(), count, "{features}");
+            for (number, entry) in entries.iter().enumerate() {
+                let rest = dir.read_dir().unwrap().seek(entry.cookie());
+                let rest: Vec<_> = rest.map(|one| one.unwrap().name().to_vec()).collect();
+                assert_eq!(rest, names[number + 1..], "{features} {writable} {number}");
+            }
+            let size = dir.size() + 20;
+            let odd = [u64::MAX, u64::MAX - 1, 1 << 63, (1 << 63) - 1, 1 << 32, 1 << 31];
+            for cookie in (0..size).chain(odd) {
+                let rest = dir.read_dir().unwrap().seek(cookie);
+                let rest: Vec<_> = rest.map(|one| one.unwrap().name().to_vec()).collect();
+                assert!(names.ends_with(&rest), "{features} {writable} {cookie}: {}", rest.len());
+            }
+            drop(dir);
+        }
+    }
+}
