@@ -12,6 +12,7 @@ mod direct_io;
 mod direct_queue;
 mod fallocate;
 mod fragments;
+mod frozen;
 mod mapped;
 mod nowait;
 mod order;

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use extant::ring::{Completion, Op};
 use extant::{
-    AccessRule, AlignedBuffer, DirectKind, DirectRequest, Fs, Inode, MountOptions, NewInode,
-    QueueOptions, SetAttributes, Timestamp,
+    AccessRule, AclKind, AlignedBuffer, DirectKind, DirectRequest, Fallocate, Fs, Inode,
+    MountOptions, NewInode, QueueOptions, RenameFlags, SetAttributes, Timestamp, XattrMode,
 };
 use extant_block::{MemoryDevice, SharedDevice};
+use extant_format::acl::Acl;
 use extant_sync::{FixedClock, threads};
 use extant_testkit::oracle::{e2fsck, mke2fs};
 use extant_testkit::{Ends, image, require, tempdir};
@@ -402,5 +403,143 @@ fn the_counter_never_goes_back_while_it_is_stored() {
     .unwrap();
     assert!(change(&file) >= 600);
     drop(file);
+    finish(fs, &device);
+}
+
+/// Which times a change sets: of the contents and of the inode, and those of the two directories.
+struct Sets {
+    name: &'static str,
+    contents: bool,
+    inode: bool,
+    from: bool,
+    to: bool,
+    run: fn(&Inode, &Inode, &Inode),
+}
+
+fn sets(
+    name: &'static str,
+    [contents, inode, from, to]: [bool; 4],
+    run: fn(&Inode, &Inode, &Inode),
+) -> Sets {
+    Sets { name, contents, inode, from, to, run }
+}
+
+#[test]
+fn each_change_sets_the_times_that_linux_sets_and_no_other() {
+    const Y: bool = true;
+    const N: bool = false;
+    // The file is called `file` in the first directory; the second has `other`.
+    let changes = [
+        sets("write", [Y, Y, N, N], |file, _, _| _ = file.write_at(&[1; 10], 5).unwrap()),
+        sets("append", [Y, Y, N, N], |file, _, _| _ = file.append(&[1; 10]).unwrap()),
+        sets("shorter", [Y, Y, N, N], |file, _, _| file.truncate(3).unwrap()),
+        sets("longer", [Y, Y, N, N], |file, _, _| file.truncate(30_000).unwrap()),
+        sets("allocate", [Y, Y, N, N], |file, _, _| {
+            let mode = Fallocate::Allocate { keep_size: true };
+            file.fallocate(mode, 0..100_000).unwrap();
+        }),
+        sets("punch", [Y, Y, N, N], |file, _, _| {
+            file.fallocate(Fallocate::PunchHole, 0..4096).unwrap();
+        }),
+        sets("zero", [Y, Y, N, N], |file, _, _| {
+            file.fallocate(Fallocate::ZeroRange { keep_size: true }, 0..4096).unwrap();
+        }),
+        sets("collapse", [Y, Y, N, N], |file, _, _| {
+            file.fallocate(Fallocate::CollapseRange, 0..4096).unwrap();
+        }),
+        sets("insert", [Y, Y, N, N], |file, _, _| {
+            file.fallocate(Fallocate::InsertRange, 0..4096).unwrap();
+        }),
+        sets("direct write", [Y, Y, N, N], |file, _, _| {
+            file.direct().unwrap().write_at(&AlignedBuffer::zeroed(4096), 0).unwrap();
+        }),
+        sets("atomic write", [Y, Y, N, N], |file, _, _| {
+            file.direct().unwrap().write_atomic_at(&AlignedBuffer::zeroed(4096), 0).unwrap();
+        }),
+        sets("mode", [N, Y, N, N], |file, _, _| {
+            file.set_attributes(&SetAttributes::new().permissions(0o640)).unwrap();
+        }),
+        sets("owner", [N, Y, N, N], |file, _, _| {
+            file.set_attributes(&SetAttributes::new().owner(Some(5), Some(6))).unwrap();
+        }),
+        // As chown with -1 and -1 on Linux.
+        sets("no attribute named", [N, Y, N, N], |file, _, _| {
+            file.set_attributes(&SetAttributes::new()).unwrap();
+        }),
+        sets("flags", [N, Y, N, N], |file, _, _| {
+            let flags = file.metadata().flags | extant::InodeFlags::NOATIME;
+            file.set_attributes(&SetAttributes::new().flags(flags)).unwrap();
+        }),
+        sets("attribute", [N, Y, N, N], |file, _, _| {
+            file.set_xattr("user.a", b"b", XattrMode::Any).unwrap();
+        }),
+        sets("no attribute", [N, Y, N, N], |file, _, _| file.remove_xattr("user.kept").unwrap()),
+        sets("list", [N, Y, N, N], |file, _, _| {
+            file.set_acl(AclKind::Access, Some(&Acl::from_mode(0o604))).unwrap();
+        }),
+        sets("link", [N, Y, N, Y], |file, _, to| to.link("again", file).unwrap()),
+        sets("unlink", [N, Y, Y, N], |_, from, _| from.unlink("file").unwrap()),
+        sets("rename", [N, Y, Y, N], |_, from, _| {
+            from.rename("file", from, "moved", Default::default()).unwrap();
+        }),
+        sets("move", [N, Y, Y, Y], |_, from, to| {
+            from.rename("file", to, "moved", Default::default()).unwrap();
+        }),
+        sets("move over another", [N, Y, Y, Y], |_, from, to| {
+            from.rename("file", to, "other", Default::default()).unwrap();
+        }),
+        sets("is replaced", [N, Y, Y, Y], |_, from, to| {
+            to.rename("other", from, "file", Default::default()).unwrap();
+        }),
+        sets("exchange", [N, Y, Y, Y], |_, from, to| {
+            from.rename("file", to, "other", RenameFlags::EXCHANGE).unwrap();
+        }),
+        sets("create", [N, N, N, Y], |_, _, to| drop(to.create("new", &NewInode::root(0o644)))),
+        sets("mkdir", [N, N, N, Y], |_, _, to| drop(to.mkdir("new", &NewInode::root(0o755)))),
+        sets("symlink", [N, N, N, Y], |_, _, to| {
+            drop(to.symlink("new", "target", &NewInode::root(0o777)).unwrap());
+        }),
+        sets("rmdir", [N, N, N, Y], |_, _, to| to.rmdir("dir").unwrap()),
+        sets("nothing", [N, N, N, N], |file, _, _| {
+            file.write_at(&[], 0).unwrap();
+            file.read_all().unwrap();
+        }),
+    ];
+    let device = require!(made());
+    let clock = Arc::new(FixedClock::at(START, 0));
+    let fs = mount(&device, &clock);
+    let mut now = 0;
+    for Sets { name, contents, inode, from: of_from, to: of_to, run } in changes {
+        let new = NewInode::root(0o755);
+        let root = fs.root().unwrap();
+        let from = root.mkdir(format!("{name}, from"), &new).unwrap();
+        let to = root.mkdir(format!("{name}, to"), &new).unwrap();
+        let file = from.create("file", &NewInode::root(0o644)).unwrap();
+        file.write_at(&[7; 20_000], 0).unwrap();
+        file.set_xattr("user.kept", b"it is", XattrMode::Any).unwrap();
+        // It has another name, and so is there in the end.
+        root.link(name, &file).unwrap();
+        to.create("other", &NewInode::root(0o644)).unwrap();
+        to.mkdir("dir", &new).unwrap();
+        let before = now;
+        clock.advance(Duration::from_secs(10));
+        now += 10;
+        run(&file, &from, &to);
+        let time = |changed: bool| at(if changed { now } else { before });
+        let seen = |inode: &Inode| (inode.metadata().mtime, inode.metadata().ctime);
+        let check = |what: &str| {
+            let wanted = (time(contents), time(inode));
+            assert_eq!(seen(&fs.resolve(format!("/{name}")).unwrap()), wanted, "{name}{what}");
+            for (dir, changed) in [("from", of_from), ("to", of_to)] {
+                let found = seen(&fs.resolve(format!("/{name}, {dir}")).unwrap());
+                assert_eq!(found, (time(changed), time(changed)), "{name}, {dir}{what}");
+            }
+        };
+        check("");
+        fs.sync().unwrap();
+        drop((root, from, to, file));
+        fs.drop_cached_metadata();
+        check(", synced");
+    }
     finish(fs, &device);
 }
