@@ -387,6 +387,29 @@ fn what_a_claim_takes_back_is_not_released_by_the_commit() {
     assert!(before.0 > 0);
 }
 
+/// Blocks that a fast commit says are in use were free for everybody: nobody is promised them any more.
+#[test]
+fn what_a_claim_takes_is_gone_for_promises() {
+    let image = require!(Image::make("256M", SMALL_GROUPS, ""));
+    let mount = Mount::of(&image);
+    let run = mount.take(5000, 30, 30).unwrap();
+    let mut txn = mount.txn();
+    mount.alloc().free(&mut txn, run, Purpose::Data).unwrap();
+    drop(txn);
+    mount.commit();
+    let (free, available) = (mount.verify().0, mount.alloc().available());
+    for _ in 0..2 {
+        let mut txn = mount.txn();
+        mount.alloc().claim_blocks(&mut txn, run).unwrap();
+        drop(txn);
+        // A second time they are in use already.
+        assert_eq!(mount.verify().0, free - 30);
+        assert_eq!(mount.alloc().available(), available - 30);
+    }
+    mount.commit();
+    assert_eq!(mount.verify().0, free - 30);
+}
+
 /// Every request here could be met if there were no others at work, because each has its part set
 /// aside: none may fail (P54).
 #[test]
