@@ -1,5 +1,7 @@
 //! The members of an archive, one after the other, each with all that its headers say.
 
+use extant_format::acl::Acl;
+
 use super::header::{
     BLOCK, Block, Header, HeaderFault, SparseRun, gnu_sparse, gnu_sparse_more, until_nul,
 };
@@ -357,7 +359,7 @@ impl<'a> Members<'a> {
         };
         let attributes = Attributes {
             kind,
-            mode: header.mode,
+            mode: mode_with_list(header.mode, &xattrs),
             uid,
             gid,
             mtime,
@@ -534,6 +536,19 @@ fn data_runs(
         return Err(format!("sparse runs of {used} bytes, but {stored} bytes are stored"));
     }
     Ok(runs)
+}
+
+/// The mode of a member that may have an access list. The two have nine bits in common, which are
+/// the list's, as when both are extracted: Linux sets the mode by the list, and does not ask a list
+/// where the mode gives the group nothing. libarchive writes the owning group's into the mode,
+/// where everybody else has the mask.
+fn mode_with_list(mode: u16, xattrs: &XattrSet) -> u16 {
+    let list = xattrs.iter().find(|(name, _)| **name == *b"system.posix_acl_access");
+    // What is no list is named later, with the path that it has in the image.
+    match list.and_then(|(_, value)| Acl::decode_xattr(value).ok()) {
+        Some(acl) => (mode & !0o777) | acl.equivalent_mode().0,
+        None => mode,
+    }
 }
 
 /// The extended attributes of a member; of two with one name, the last counts.
