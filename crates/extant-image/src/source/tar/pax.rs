@@ -372,7 +372,7 @@ mod tests {
         pax.add(&bytes, false).unwrap();
         assert_eq!(pax.path.as_deref(), Some(&b"a=b\nc"[..]));
         let xattrs: Vec<_> = pax.xattrs.iter().map(|(name, value)| (&**name, &**value)).collect();
-        assert_eq!(xattrs, [(&b"user.x"[..], &b"v\0w"[..]), (b"user.y", &[1, 2, 3, 255])]);
+        assert_eq!(xattrs, [(&b"user.y"[..], &[1, 2, 3, 255][..]), (b"user.x", b"v\0w")]);
         assert_eq!(pax.sparse.map, Some(vec![(0, 1), (4096, 5)]));
         pax.add(&record("path", ""), false).unwrap();
         assert_eq!(pax.path, None);
@@ -408,7 +408,8 @@ mod tests {
             let mut pax = Pax::default();
             let bytes: Vec<u8> = records.iter().flat_map(|(k, v)| record(k, v)).collect();
             pax.add(&bytes, false).unwrap();
-            let found: Vec<_> = pax.xattrs.iter().map(|(name, value)| (&**name, &**value)).collect();
+            let found: Vec<_> =
+                pax.xattrs.iter().map(|(name, value)| (&**name, &**value)).collect();
             assert_eq!(found, [(name.as_bytes(), &b"v"[..])], "{records:?}");
         }
     }
