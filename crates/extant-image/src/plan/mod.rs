@@ -70,7 +70,8 @@ pub enum SizeSpec {
     Bytes(u64),
 }
 
-/// Free space that an image of automatic size is to have.
+/// Space that files can have in an image of automatic size beside its contents. More blocks are
+/// free where Linux keeps some from all data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Headroom {
     /// None: every block is used.
