@@ -357,7 +357,12 @@ fn hostile_and_damaged_archives_are_refused_by_name() {
     let table: Vec<(Vec<u8>, &[&str])> = vec![
         (vec![], &["not a tar archive", "empty"]),
         (vec![7; 5000], &["not a tar archive"]),
-        (vec![0; 100], &["cut short"]),
+        (vec![0; 100], &["not a tar archive", "100 bytes"]),
+        (b"key=value\n".to_vec(), &["not a tar archive", "10 bytes"]),
+        (
+            [archive(&[file("a", b"x")]), archive(&[file("b", b"x")])].concat(),
+            &["byte 2048", "another archive"],
+        ),
         (archive(&[file("../out", b"")]), &["../out", "\"..\""]),
         (archive(&[file("a/../b", b"")]), &["a/../b", "\"..\""]),
         (archive(&[file("/etc/passwd", b"")]), &["/etc/passwd", "absolute"]),

@@ -19,6 +19,10 @@ const EXTENSION_MAX: u64 = 1 << 20;
 /// are disks, not archives.
 const EMPTY_MAX: usize = 20 * BLOCK;
 
+/// Most zero blocks behind an end mark among which a second archive is looked for: a record of
+/// 1 MiB. Records have 20 blocks unless tar was asked for more.
+const PADDING_MAX_BLOCKS: usize = 2048;
+
 /// Kind of a member.
 #[derive(Clone, Debug)]
 pub(in crate::source) enum What {
@@ -156,6 +160,10 @@ impl<'a> Members<'a> {
             );
         }
         if count < BLOCK {
+            if self.pos == count as u64 {
+                let why = format!("it has {count} bytes, and the header of one file {BLOCK}");
+                return Err(self.no_archive(why));
+            }
             let what = "the archive is cut short: there is no end mark (blocks of zeros)";
             return Err(self.bad(self.pos, what.into()));
         }
@@ -171,8 +179,32 @@ impl<'a> Members<'a> {
         }
         if at == BLOCK as u64 {
             self.only_zeros()?;
+        } else {
+            self.no_other_archive()?;
         }
         Ok(None)
+    }
+
+    /// Checks that no second archive follows, which an image would be without. Anything else behind
+    /// the end mark is what archives have on tapes and in files that were longer once.
+    fn no_other_archive(&mut self) -> Result<(), SourceError> {
+        for _ in 0..PADDING_MAX_BLOCKS {
+            let (at, mut block) = (self.pos, [0; BLOCK]);
+            if self.read(&mut block)? < BLOCK {
+                return Ok(());
+            }
+            if block.iter().any(|&byte| byte != 0) {
+                return match Header::decode(&block) {
+                    Ok(_) => {
+                        let what = "another archive follows the end mark; \
+                                    give each in a file of its own, as a --from of its own";
+                        Err(self.bad(at, what.into()))
+                    }
+                    Err(_) => Ok(()),
+                };
+            }
+        }
+        Ok(())
     }
 
     /// Checks whether an end mark at the very start is that of an archive without members: only
