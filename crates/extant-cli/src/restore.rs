@@ -416,12 +416,7 @@ impl<'a> Worker<'a> {
         self.open_attributes(&sink, inode, path)
     }
 
-    fn open_attributes(
-        &mut self,
-        sink: &Sink,
-        inode: &Inode,
-        path: &[u8],
-    ) -> Result<(), Trouble> {
+    fn open_attributes(&mut self, sink: &Sink, inode: &Inode, path: &[u8]) -> Result<(), Trouble> {
         match sink {
             Sink::Host(file) => self.attributes(&Made::Open(file.as_fd()), inode, path),
             Sink::Image(_) => Ok(()),
@@ -479,12 +474,7 @@ impl<'a> Worker<'a> {
 
     /// Owner, extended attributes, mode and times, in the order in which none undoes another or keeps it from being
     /// set: a change of owner drops capabilities, and both change the mode.
-    fn attributes(
-        &mut self,
-        made: &Made<'_>,
-        inode: &Inode,
-        path: &[u8],
-    ) -> Result<(), Trouble> {
+    fn attributes(&mut self, made: &Made<'_>, inode: &Inode, path: &[u8]) -> Result<(), Trouble> {
         let about = About::in_image(0, &inode.metadata());
         if self.shared.privileged {
             made.set_owner(&about)?;
