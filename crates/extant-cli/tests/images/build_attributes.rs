@@ -164,7 +164,7 @@ fn owners_outside_of_the_user_namespace_are_named_as_lost() {
         return;
     }
     let build = |more: &[&str]| {
-        let args = ["-Ur", support::EXTANT, "build", "a.img", "-F", "-q", "--from", "tree"];
+        let args = ["-Ur", support::EXTANT, "build", "a.img", "-F", "--from", "tree"];
         let ran = run("unshare", &[&args[..], more].concat()).unwrap();
         String::from_utf8(ran.stderr).unwrap()
     };
@@ -173,7 +173,7 @@ fn owners_outside_of_the_user_namespace_are_named_as_lost() {
         said.contains("not kept: owner or group") && said.contains("of 1 file: theirs"),
         "{said}"
     );
-    assert_eq!(build(&["--owner", "0:0"]), "");
+    assert!(!build(&["--owner", "0:0"]).contains("not kept"));
 }
 
 #[test]
