@@ -8,6 +8,7 @@ mod accounts;
 mod acl_text;
 mod archive;
 mod base;
+mod bounds;
 mod cli;
 mod commands;
 mod copying;

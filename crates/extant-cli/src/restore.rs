@@ -342,7 +342,7 @@ impl<'a> Worker<'a> {
     fn whole(&mut self, file: Whole) {
         let Whole { level, name, inode, path } = file;
         if !self.stops()
-            && let Err(trouble) = self.file(&level.dir, &name, &inode)
+            && let Err(trouble) = self.file(&level.dir, &name, &inode, &path)
         {
             self.report(&path, trouble);
         }
@@ -352,7 +352,7 @@ impl<'a> Worker<'a> {
     /// This thread is done with a directory. The last one sets its attributes.
     pub(crate) fn leave(&mut self, level: Arc<Level>) {
         if let Some(Level { dir, from: Some((inode, path)) }) = Arc::into_inner(level)
-            && let Err(trouble) = self.attributes(&Made::Open(dir.as_fd()), &inode)
+            && let Err(trouble) = self.attributes(&Made::Open(dir.as_fd()), &inode, &path)
         {
             self.report(&path, trouble);
         }
@@ -375,10 +375,11 @@ impl<'a> Worker<'a> {
         dir: &OwnedFd,
         name: &[u8],
         inode: &Inode,
+        path: &[u8],
     ) -> Result<(), Trouble> {
         let meta = inode.metadata();
         match meta.kind {
-            FileKind::Regular => return self.regular(dir, name, inode),
+            FileKind::Regular => return self.regular(dir, name, inode, path),
             FileKind::Directory => return make_dir(dir, name).map(|_| ()),
             FileKind::Symlink => {
                 let target = inode.read_link()?;
@@ -394,10 +395,16 @@ impl<'a> Worker<'a> {
                 make_special(dir, name, kind, meta.rdev, Mode::from(0o600))?;
             }
         }
-        self.attributes(&Made::Named(dir, name, meta.kind), inode)
+        self.attributes(&Made::Named(dir, name, meta.kind), inode, path)
     }
 
-    fn regular(&mut self, dir: &OwnedFd, name: &[u8], inode: &Inode) -> Result<(), Trouble> {
+    fn regular(
+        &mut self,
+        dir: &OwnedFd,
+        name: &[u8],
+        inode: &Inode,
+        path: &[u8],
+    ) -> Result<(), Trouble> {
         self.make_way(dir, name)?;
         let sink = Sink::Host(create(dir, name, Mode::from(0o600))?);
         let content = Content::Image { inode: inode.clone(), writable: false };
@@ -406,12 +413,12 @@ impl<'a> Worker<'a> {
             remove(dir, name);
             return Err(trouble_of(fault));
         }
-        self.open_attributes(&sink, inode)
+        self.open_attributes(&sink, inode, path)
     }
 
-    fn open_attributes(&mut self, sink: &Sink, inode: &Inode) -> Result<(), Trouble> {
+    fn open_attributes(&mut self, sink: &Sink, inode: &Inode, path: &[u8]) -> Result<(), Trouble> {
         match sink {
-            Sink::Host(file) => self.attributes(&Made::Open(file.as_fd()), inode),
+            Sink::Host(file) => self.attributes(&Made::Open(file.as_fd()), inode, path),
             Sink::Image(_) => Ok(()),
         }
     }
@@ -458,7 +465,7 @@ impl<'a> Worker<'a> {
             if sized.is_err() {
                 remove(&level.dir, &name);
             }
-            if let Err(trouble) = sized.and_then(|()| self.open_attributes(&sink, &inode)) {
+            if let Err(trouble) = sized.and_then(|()| self.open_attributes(&sink, &inode, &path)) {
                 self.report(&path, trouble);
             }
         }
@@ -467,7 +474,7 @@ impl<'a> Worker<'a> {
 
     /// Owner, extended attributes, mode and times, in the order in which none undoes another or keeps it from being
     /// set: a change of owner drops capabilities, and both change the mode.
-    fn attributes(&mut self, made: &Made<'_>, inode: &Inode) -> Result<(), Trouble> {
+    fn attributes(&mut self, made: &Made<'_>, inode: &Inode, path: &[u8]) -> Result<(), Trouble> {
         let about = About::in_image(0, &inode.metadata());
         if self.shared.privileged {
             made.set_owner(&about)?;
@@ -476,18 +483,18 @@ impl<'a> Worker<'a> {
         }
         let xattrs = inode.xattrs();
         if let Ok(xattrs) = &xattrs {
-            self.xattrs(made, inode, xattrs.iter().filter(|xattr| host::wants_write(&xattr.name)));
+            self.xattrs(made, path, xattrs.iter().filter(|xattr| host::wants_write(&xattr.name)));
         }
         made.set_mode(host::allowed_mode(about.permissions, self.shared.privileged))?;
         let xattrs = xattrs?;
-        self.xattrs(made, inode, xattrs.iter().filter(|xattr| !host::wants_write(&xattr.name)));
+        self.xattrs(made, path, xattrs.iter().filter(|xattr| !host::wants_write(&xattr.name)));
         made.set_times(&about)
     }
 
     fn xattrs<'x>(
         &mut self,
         made: &Made<'_>,
-        inode: &Inode,
+        path: &[u8],
         xattrs: impl Iterator<Item = &'x Xattr>,
     ) {
         for xattr in xattrs {
@@ -496,13 +503,14 @@ impl<'a> Worker<'a> {
                 continue;
             }
             if let Err(errno) = made.set_xattr(&xattr.name, &xattr.value) {
-                let what = format!("inode {}: cannot set {}", inode.ino(), escape(&xattr.name));
-                if !self.shared.count("set an extended attribute", errno, &what) {
+                let label = self.shared.image.label(path);
+                if !self.shared.count("set an extended attribute", errno, &label) {
                     self.failures.count();
                     continue;
                 }
                 let error = std::io::Error::from(errno);
-                self.failures.report(&Failure::caused(io_exit(&error), &what, &error));
+                let what = format!("{label}: cannot set {}", escape(&xattr.name));
+                self.failures.report(&Failure::caused(io_exit(&error), &what, &error).on(label));
             }
         }
     }

@@ -17,6 +17,7 @@ use extant_image::write::{WriteOptions, write_bytes, write_image};
 use extant_sync::{Clock, SystemClock, threads};
 use serde_json::{Map, Value, json};
 
+use crate::bounds::{Bounds, bounds};
 use crate::disk::{Disk, Made};
 use crate::exit::{Exit, Failure, Result};
 use crate::fault::io_exit;
@@ -200,7 +201,7 @@ impl TargetSet {
             false => FileDevice::open_read_write(path)?,
         };
         let window = match (self.offset, self.partition) {
-            (Some(offset), _) => WindowDevice::from_offset(device, offset)?,
+            (Some(offset), _) => self.window_from(device, offset)?,
             (None, number) => partition::open(device, number.unwrap_or(0))?,
         };
         if !self.force
@@ -211,6 +212,25 @@ impl TargetSet {
             return Err(OutputError::InUse { path, what: found.name }.into());
         }
         Ok(window)
+    }
+
+    /// What begins at `offset`: not more than a partition table leaves to it.
+    fn window_from(&self, device: FileDevice, offset: u64) -> Result<WindowDevice<FileDevice>> {
+        let Some(Bounds { inside, end }) = bounds(&device, offset) else {
+            return Ok(WindowDevice::from_offset(device, offset)?);
+        };
+        let name = device.describe();
+        if let Some(inside) = inside.filter(|inside| inside.offset != offset && !self.force) {
+            let (number, from) = (inside.number, inside.offset);
+            let message = format!(
+                "byte {offset} of {name} is in the middle of partition {number}, which begins at byte {from}"
+            );
+            return Err(Failure::new(Exit::Refused, message).hint(format!(
+                "--partition {number} is all of it; --force overwrites what is there"
+            )));
+        }
+        let len = end.saturating_sub(offset);
+        Ok(WindowDevice::new(device, offset, len)?)
     }
 }
 

@@ -226,6 +226,42 @@ impl Acl {
         (mode, same)
     }
 
+    /// The list of a file that gets other permission bits: owner, group class and others have those
+    /// of `mode`. The group class is the mask if there is one, else the owning group.
+    #[must_use]
+    pub fn with_mode(&self, mode: u16) -> Acl {
+        self.change_classes(mode, |_, bits| bits)
+    }
+
+    /// The list that a new file with `mode` takes from a default list: owner, group class and
+    /// others have what both allow.
+    #[must_use]
+    pub fn restricted_to(&self, mode: u16) -> Acl {
+        self.change_classes(mode, |perm, allowed| perm & allowed)
+    }
+
+    /// Changes the entries that correspond to the nine bits of `mode`.
+    fn change_classes(&self, mode: u16, change: impl Fn(u8, u8) -> u8) -> Acl {
+        let has_mask = self.entries.iter().any(|entry| entry.who == Who::Mask);
+        let bits = |shift: u32| {
+            let bits = mode.checked_shr(shift).unwrap_or(0) & 7;
+            u8::try_from(bits).unwrap_or(0)
+        };
+        let entries = self.entries.iter().map(|entry| {
+            let allowed = match entry.who {
+                Who::Owner => Some(bits(6)),
+                Who::Mask => Some(bits(3)),
+                Who::OwningGroup if !has_mask => Some(bits(3)),
+                Who::Others => Some(bits(0)),
+                Who::OwningGroup | Who::User(_) | Who::Group(_) => None,
+            };
+            let perm = allowed.map_or(entry.perm, |allowed| change(entry.perm, allowed));
+            AclEntry { perm, ..*entry }
+        });
+        // Who is named is unchanged, so A1 to A4 hold as before.
+        Acl { entries: entries.collect() }
+    }
+
     /// Decodes the form that ext4 stores.
     pub fn decode_stored(bytes: &[u8]) -> Result<Acl, AclFault> {
         Self::decode(bytes, STORED_VERSION, |tag| tag & 0x0a != 0)

@@ -28,7 +28,7 @@ use crate::plan::{
 use crate::source::dir::ScanOptions;
 use crate::source::{
     Addition, ContainerImage, Fakeroot, Layered, Lost, NoContents, Origin, Platform,
-    RegistryAccess, Scanned, Skipped, SourceError, Sources, container_image,
+    RegistryAccess, Scanned, Skipped, SourceError, Sources, UNMAPPED, container_image,
 };
 use crate::transform::{IdMap, Owner, Transform, TransformError};
 use crate::tree::{Kind, Node, Time, Tree};
@@ -497,6 +497,9 @@ impl<'a> Build<'a> {
         }
         check_links(tree)?;
         settle(tree, &mkfs.requested_features(), &mut layered.scanned.lost);
+        if self.transform.owner.is_some() {
+            layered.scanned.lost.forget(UNMAPPED);
+        }
         let options =
             BuildOptions { mkfs, size: self.size, reproducible: self.transform.epoch.is_some() };
         let plan = match self.base {

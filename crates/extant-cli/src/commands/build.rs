@@ -13,7 +13,7 @@ use extant_image::encrypt::{EncryptError, check_links, encrypt_with, features_of
 use extant_image::plan::{BuildOptions, Headroom, Plan, PlanError, SizeSpec, plan, plan_onto};
 use extant_image::source::dir::ScanOptions;
 use extant_image::source::{
-    Addition, Fakeroot, Layered, Origin, Platform, RegistryAccess, Skipped, Sources,
+    Addition, Fakeroot, Layered, Origin, Platform, RegistryAccess, Skipped, Sources, UNMAPPED,
 };
 use extant_image::transform::{IdMap, OptionError, Owner, Transform, TransformError};
 use extant_image::tree::Tree;
@@ -227,6 +227,9 @@ pub(crate) fn run(args: &BuildArgs) -> Result<Exit> {
     }
     check_links(&scanned.tree).map_err(encryption)?;
     settle(&mut scanned.tree, &mkfs.requested_features(), &mut scanned.lost);
+    if args.owner.is_some() {
+        scanned.lost.forget(UNMAPPED);
+    }
     let options = BuildOptions { mkfs, size, reproducible: epoch.is_some() };
     let over = match &args.base {
         Some(file) => Some(Arc::new(base::read(file, args.base_partition, &scanned.tree)?)),

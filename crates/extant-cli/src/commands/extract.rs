@@ -355,7 +355,7 @@ impl Extractor<'_> {
             self.worker.make_way(parent.dir(), name)?;
             return link(root, first, parent.dir(), name).map(|()| None);
         }
-        self.worker.file(parent.dir(), name, inode)?;
+        self.worker.file(parent.dir(), name, inode, found.path())?;
         self.links.insert(meta.ino.0, names);
         Ok(None)
     }

@@ -12,6 +12,7 @@ use extant_resize::{ChangeError, Goal, Plan, ResizeError, Sizes};
 use extant_sync::{Clock, SystemClock};
 use serde_json::{Value, json};
 
+use crate::bounds;
 use crate::commands::repair::{replay_elsewhere, waits};
 use crate::exit::{Exit, Failure, LIMITS, Result, chain};
 use crate::image::{cut_off, instead_of_ext, opening, split};
@@ -361,7 +362,8 @@ impl ResizeArgs {
     /// The part of a disk where the file system is, if it may be changed or only a plan is wanted.
     fn unsealed(&self, disk: SharedDevice, name: &str) -> Result<SharedDevice> {
         let looks = !self.plan && !self.seal.break_seal;
-        Part::of(disk, self.offset, self.partition, looks)?.unsealed(name)
+        let part = Part::of(Arc::clone(&disk), self.offset, self.partition, looks)?;
+        bounds::within(part.unsealed(name)?, &*disk, self.offset)
     }
 }
 

@@ -377,7 +377,23 @@ fn records(inode: &Inode) -> std::result::Result<Vec<Record>, extant::FsError> {
         }
     }
     for xattr in xattrs {
-        records.push(([&b"SCHILY.xattr."[..], &xattr.name].concat(), xattr.value));
+        records.push(([b"SCHILY.xattr.", &*escaped(&xattr.name)].concat(), xattr.value));
     }
     Ok(records)
+}
+
+/// A name of an attribute as GNU tar has it in a key, which ends at the first `=`. `%` is escaped
+/// only where the name would be taken for an escape: most readers know of none.
+fn escaped(name: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(name.len());
+    let mut rest = name;
+    while let Some((&byte, behind)) = rest.split_first() {
+        match rest {
+            [b'=', ..] => out.extend(b"%3D"),
+            [b'%', b'3', b'D', ..] | [b'%', b'2', b'5', ..] => out.extend(b"%25"),
+            _ => out.push(byte),
+        }
+        rest = behind;
+    }
+    out
 }

@@ -22,6 +22,7 @@ use extant_sync::{Clock, Mutex, Rank, SystemClock, threads};
 use rustix::event::{PollFd, PollFlags, poll};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use crate::bounds;
 use crate::exit::{Exit, Failure, Result};
 use crate::image::{mount_failure, note_journal_error};
 use crate::in_use::loop_device_of;
@@ -287,13 +288,18 @@ pub(super) fn unsealed(
     name: &str,
 ) -> Result<SharedDevice> {
     let looks = !choices.read_only && !choices.break_seal;
-    let part = Part::of(image, choices.offset, choices.partition, looks)?;
-    part.unsealed(name).map_err(|failure| match failure.exit {
+    let part = Part::of(Arc::clone(&image), choices.offset, choices.partition, looks)?;
+    let part = part.unsealed(name).map_err(|failure| match failure.exit {
         Exit::Refused => failure.hint(
             "-o ro mounts it for reading, --overlay FILE keeps changes elsewhere, -o break_seal changes it all the same",
         ),
         _ => failure,
-    })
+    })?;
+    // A mount can grow.
+    match choices.read_only {
+        true => Ok(part),
+        false => bounds::within(part, &*image, choices.offset),
+    }
 }
 
 fn opening_failed(error: FsError, name: &str, device: &SharedDevice, at_start: bool) -> Failure {

@@ -149,6 +149,33 @@ fn seals_are_made_again_or_named() {
     clean(place, "b.img");
 }
 
+/// In a user namespace Linux shows 65534 for all owners outside of it.
+#[test]
+fn owners_outside_of_the_user_namespace_are_named_as_lost() {
+    let place = Place::new();
+    fs::create_dir(place.path("tree")).unwrap();
+    fs::write(place.path("tree/theirs"), "a").unwrap();
+    let run = |program: &str, args: &[&str]| {
+        tool(program, args, place.0.path()).filter(|o| o.status.success())
+    };
+    if run("chown", &["12345:12345", "tree/theirs"]).is_none()
+        || run("unshare", &["-Ur", "true"]).is_none()
+    {
+        return;
+    }
+    let build = |more: &[&str]| {
+        let args = ["-Ur", support::EXTANT, "build", "a.img", "-F", "--from", "tree"];
+        let ran = run("unshare", &[&args[..], more].concat()).unwrap();
+        String::from_utf8(ran.stderr).unwrap()
+    };
+    let said = build(&[]);
+    assert!(
+        said.contains("not kept: owner or group") && said.contains("of 1 file: theirs"),
+        "{said}"
+    );
+    assert!(!build(&["--owner", "0:0"]).contains("not kept"));
+}
+
 #[test]
 fn what_fakeroot_remembers_is_in_the_image() {
     let place = Place::new();

@@ -43,7 +43,7 @@ fn everything(place: &Place, name: &str) {
     }
     let shell = [
         "mkfifo pipe; touch -d '1969-12-31 23:59:58.25 UTC' empty; touch -d '2030-01-01 00:00:00.123456789 UTC' exact",
-        "chmod 4751 one; chmod 1777 long; setfattr -n user.note -v 'a value' exact; setfacl -m u:1234:rw,g:5:r exact; setfacl -d -m u:7:rwx long",
+        "chmod 4751 one; chmod 1777 long; setfattr -n user.note -v 'a value' exact; setfattr -n 'user.a=b%3D%41' -v c=d exact; setfacl -m u:1234:rw,g:5:r exact; setfacl -d -m u:7:rwx long",
     ];
     for line in shell {
         let _ = tool(place, "sh", &["-c", &format!("cd {name} && {line}")]);

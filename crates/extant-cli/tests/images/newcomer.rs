@@ -161,6 +161,47 @@ fn disk(place: &Place) {
     std::fs::write(place.path("disk.img"), disk).unwrap();
 }
 
+/// Up to the end of the disk there are other partitions.
+#[test]
+fn a_file_system_at_an_offset_ends_where_something_else_begins() {
+    let place = Place::new();
+    let mib = 1 << 20;
+    let mut disk = vec![0; 40 * mib];
+    for (entry, start) in [2048u32, 2048 + 20_480].into_iter().enumerate() {
+        let at = 446 + 16 * entry;
+        disk[at + 4] = 0x83;
+        disk[at + 8..at + 12].copy_from_slice(&start.to_le_bytes());
+        disk[at + 12..at + 16].copy_from_slice(&20_480u32.to_le_bytes());
+    }
+    disk[510..512].copy_from_slice(&[0x55, 0xaa]);
+    std::fs::write(place.path("disk.img"), disk).unwrap();
+    let bytes = |offset: &str| {
+        let info = place.run(&["info", "--json", "--offset", offset, "disk.img"]).succeeds().json();
+        info["size_bytes"].as_u64().unwrap() as usize / mib
+    };
+    place.run(&["mkfs", "disk.img", "--partition", "2", "-L", "mine"]).succeeds();
+    let second = std::fs::read(place.path("disk.img")).unwrap()[11 * mib..21 * mib].to_vec();
+    for args in
+        [&["mkfs", "disk.img", "--offset", "1M"][..], &["mkfs", "-F", "disk.img", "--offset", "1M"]]
+    {
+        place.run(args).succeeds();
+        assert_eq!(bytes("1M"), 10);
+    }
+    place.run(&["resize", "--offset", "1M", "disk.img", "max"]).succeeds();
+    place.run(&["resize", "--offset", "1M", "disk.img", "15M"]).ends_with(6);
+    assert_eq!(bytes("1M"), 10);
+    place.run(&["mkfs", "-F", "disk.img", "15M", "--offset", "1M"]).ends_with(6);
+    // In the middle of one, and behind all of them.
+    place
+        .run(&["mkfs", "disk.img", "1M", "--offset", "12M"])
+        .ends_with(7)
+        .complains(&["byte 12582912", "in the middle of partition 2", "at byte 11534336"])
+        .hints("--partition 2");
+    place.run(&["mkfs", "disk.img", "--offset", "25M"]).succeeds();
+    assert_eq!(bytes("25M"), 15);
+    assert!(std::fs::read(place.path("disk.img")).unwrap()[11 * mib..21 * mib] == second);
+}
+
 #[test]
 fn disks_and_partitions() {
     let place = Place::with_image();

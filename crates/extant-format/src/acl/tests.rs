@@ -34,6 +34,25 @@ fn each_broken_rule_has_its_fault() {
 }
 
 #[test]
+fn a_mode_changes_the_mask_and_not_the_owning_group_behind_it() {
+    let list = |owner, mask, others| {
+        let named = [entry(Who::User(5), 6), entry(Who::OwningGroup, 7), entry(Who::Mask, mask)];
+        let all = [&[entry(Who::Owner, owner)][..], &named, &[entry(Who::Others, others)]];
+        Acl::new(all.concat()).unwrap()
+    };
+    let restricted = list(7, 6, 1).restricted_to(0o2645);
+    assert_eq!((&restricted, restricted.equivalent_mode()), (&list(6, 4, 1), (0o641, false)));
+    assert_eq!(list(7, 6, 1).with_mode(0o2645), list(6, 4, 5));
+}
+
+#[test]
+fn without_a_mask_the_owning_group_is_the_group_class() {
+    let list = Acl::from_mode(0o775);
+    assert_eq!(list.restricted_to(0o640), Acl::from_mode(0o640));
+    assert_eq!(list.with_mode(0o4751), Acl::from_mode(0o751));
+}
+
+#[test]
 fn bytes_that_are_no_list_are_refused() {
     let good = Acl::from_mode(0o750).encode_stored();
     assert_eq!(good, [1, 0, 0, 0, 1, 0, 7, 0, 4, 0, 5, 0, 32, 0, 0, 0]);

@@ -5,7 +5,7 @@
 //! large for a block gets an inode, one for each distinct value.
 
 use extant_base::Ino;
-use extant_format::acl::Acl;
+use extant_format::acl::{Acl, AclFault};
 use extant_format::dir::{DirLayout, NewEntry};
 use extant_format::inline;
 use extant_format::inode::EXTRA_BYTES;
@@ -162,8 +162,16 @@ impl AttrPlan {
                 })?;
                 let value = match index {
                     NameIndex::ACL_ACCESS | NameIndex::ACL_DEFAULT => {
-                        let acl = Acl::decode_xattr(value)
-                            .map_err(|e| fail(format!("its \"{shown}\" is not valid: {e}")))?;
+                        let acl = Acl::decode_xattr(value).map_err(|fault| {
+                            // What Linux shows in place of a number that this name space has not.
+                            let note = match fault {
+                                AclFault::Id { .. } => {
+                                    "; in a user namespace, that is anybody whom it has no number for"
+                                }
+                                _ => "",
+                            };
+                            fail(format!("its \"{shown}\" is not valid: {fault}{note}"))
+                        })?;
                         acl.encode_stored().into()
                     }
                     _ => value.clone(),

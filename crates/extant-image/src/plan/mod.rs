@@ -51,6 +51,7 @@ pub(crate) use seal::SealPlan;
 use std::sync::Arc;
 
 use extant_base::BlockSize;
+use extant_format::acl::Acl;
 use extant_sync::{Clock, SystemClock, os_random};
 
 use crate::base::Base;
@@ -69,7 +70,8 @@ pub enum SizeSpec {
     Bytes(u64),
 }
 
-/// Free space that an image of automatic size is to have.
+/// Space that files can have in an image of automatic size beside its contents. More blocks are
+/// free where Linux keeps some from all data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Headroom {
     /// None: every block is used.
@@ -213,6 +215,7 @@ fn plan_any(
         None => Time { sec: clock.now().0, nsec: 0 },
     };
     own_root(tree, &mkfs);
+    follow_modes(tree);
     add_lost_found(tree, created)?;
     if let Some(base) = base {
         base.keep_times(tree);
@@ -262,6 +265,35 @@ fn own_root(tree: &mut Tree, mkfs: &MkfsOptions) {
     let root = tree.root_mut();
     (root.uid, root.gid) = mkfs.root_owner.unwrap_or((root.uid, root.gid));
     root.mode = mkfs.root_perms.unwrap_or(root.mode);
+}
+
+/// Gives access lists the permissions of their files' modes, as chmod(2) does, where somebody set a
+/// mode (`--add`, fakeroot, `root_perms`). Linux asks the list: one that says more than the mode
+/// would let in whom the mode keeps out.
+fn follow_modes(tree: &mut Tree) {
+    let is_list = |(name, _): &(Box<[u8]>, Box<[u8]>)| **name == *b"system.posix_acl_access";
+    // What is no list is named later, with its file.
+    let lists: Vec<Option<(usize, Acl)>> = tree
+        .xattr_sets()
+        .iter()
+        .map(|set| {
+            let at = set.iter().position(is_list)?;
+            Some((at, Acl::decode_xattr(&set[at].1).ok()?))
+        })
+        .collect();
+    if lists.iter().all(Option::is_none) {
+        return;
+    }
+    for id in (0..tree.nodes().len() as u32).map(NodeId) {
+        let node = tree.node(id);
+        let Some(Some((at, list))) = lists.get(node.xattrs.0 as usize) else { continue };
+        let changed = list.with_mode(node.mode);
+        if node.kind != Kind::Symlink && changed != *list {
+            let mut set = tree.xattrs(node).clone();
+            set[*at].1 = changed.encode_xattr().into();
+            tree.set_xattrs(id, set);
+        }
+    }
 }
 
 fn add_lost_found(tree: &mut Tree, created: Time) -> Result<(), PlanError> {
@@ -339,6 +371,7 @@ pub(crate) fn exact(blocks: u64, inodes: Option<u64>) -> SizeRequest {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use extant_format::acl::{AclEntry, Who};
 
     #[test]
     fn the_root_gets_the_owner_and_permissions_asked_for() {
@@ -355,5 +388,29 @@ mod tests {
         let mut mkfs = MkfsOptions::default();
         (mkfs.root_owner, mkfs.root_perms) = (Some((5, 6)), Some(0o1700));
         assert_eq!(plan_root(mkfs), (5, 6, 0o1700));
+    }
+
+    #[test]
+    fn a_list_says_what_the_mode_says_that_somebody_set() {
+        let entry = |who, perm| AclEntry { who, perm };
+        let list = |owner, mask, others| {
+            let all = [
+                entry(Who::Owner, owner),
+                entry(Who::User(5), 7),
+                entry(Who::OwningGroup, 5),
+                entry(Who::Mask, mask),
+                entry(Who::Others, others),
+            ];
+            Acl::new(all.to_vec()).unwrap()
+        };
+        let mut tree = Tree::empty(Node { mode: 0o755, ..Node::new(Kind::Dir) });
+        let value = list(7, 7, 5).encode_xattr();
+        let name = &b"system.posix_acl_access"[..];
+        tree.set_xattrs(NodeId::ROOT, vec![(name.into(), value.into())]);
+        let mkfs = MkfsOptions { root_perms: Some(0o1640), ..MkfsOptions::default() };
+        let size = SizeSpec::Bytes(8 << 20);
+        plan(&mut tree, &BuildOptions { mkfs, size, reproducible: false }).unwrap();
+        let set = tree.xattrs(tree.node(NodeId::ROOT));
+        assert_eq!(Acl::decode_xattr(&set[0].1), Ok(list(6, 4, 0)));
     }
 }

@@ -5,9 +5,9 @@
 //! A file system one block larger has at most one free block more: the block itself, if it does
 //! not become metadata of a new group. So from a size that is certainly too small, adding exactly
 //! the shortfall can never step over the answer, and each step is repeated until nothing is
-//! missing. Rounding of inode tables can break the rule by a few blocks (a new group makes the
-//! tables of the others smaller); then the surplus goes to the journal, so that the headroom is
-//! exact all the same.
+//! missing. What Linux keeps from data grows with the file system, and is part of the shortfall.
+//! Rounding of inode tables can break the rule by a few blocks (a new group makes the tables of the
+//! others smaller); then the surplus goes to the journal, so that the headroom is exact all the same.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use extant_base::BlockSize;
 
 use crate::base::Base;
 use crate::geometry::{self, Geometry, GeometryError, SizeRequest};
-use crate::options::{JournalOption, MkfsOptions};
+use crate::options::{Feature, JournalOption, MkfsOptions};
 use crate::plan::demand::{Demand, SizeFacts};
 use crate::plan::layout::Layout;
 use crate::plan::{Headroom, Ids, Plan, PlanError, auto_block_size, exact};
@@ -210,16 +210,42 @@ pub(super) fn automatic(
             break;
         }
         let layout = Layout::place(tree, &demand, geometry);
-        let free = layout.free_blocks.saturating_sub(layout.missing_blocks);
-        if layout.missing_blocks == 0 && free >= headroom_blocks {
-            let layout = give_surplus_to_journal(tree, &demand, layout, headroom_blocks);
+        let short = short_by(&layout, headroom_blocks);
+        if short == 0 {
+            let free_wanted = free_wanted(&layout.geometry, blocks, headroom_blocks);
+            let layout = give_surplus_to_journal(tree, &demand, layout, free_wanted);
             return Ok(Plan { options: mkfs, ids, reproducible: false, demand, layout });
         }
-        let short =
-            headroom_blocks.saturating_add(layout.missing_blocks) - free.min(headroom_blocks);
-        blocks = blocks.saturating_add(short.max(1)).next_multiple_of(cluster);
+        blocks = blocks.saturating_add(short).next_multiple_of(cluster);
     }
     Err(PlanError::NoSize { tried_bytes: blocks.saturating_mul(block_bytes) })
+}
+
+/// Most clusters that Linux keeps from data: one of 50, and at most so many.
+const POOL_MAX_CLUSTERS: u64 = 4096;
+
+/// Free blocks of a file system of `blocks`, in which files can have `headroom_blocks`. Linux keeps
+/// some clusters of every file system with extents for the blocks of their trees, from root's data
+/// too; headroom that nobody can write to would not be the headroom that was asked for.
+fn free_wanted(geometry: &Geometry, blocks: u64, headroom_blocks: u64) -> u64 {
+    if headroom_blocks == 0 || !geometry.has(Feature::EXTENTS) {
+        return headroom_blocks;
+    }
+    let cluster = u64::from(geometry.cluster_blocks).max(1);
+    let pool = (blocks / cluster / 50).min(POOL_MAX_CLUSTERS);
+    headroom_blocks.saturating_add(pool.saturating_mul(cluster))
+}
+
+/// Blocks without which `layout` does not have all that it needs and `headroom_blocks`; 0 if it has.
+/// More are needed where these are not enough, never fewer.
+fn short_by(layout: &Layout, headroom_blocks: u64) -> u64 {
+    let geometry = &layout.geometry;
+    let wanted = |blocks| free_wanted(geometry, blocks, headroom_blocks);
+    let has = layout.free_blocks.saturating_sub(layout.missing_blocks);
+    let now = wanted(geometry.blocks_count);
+    let short = now.saturating_add(layout.missing_blocks) - has.min(now);
+    // A larger file system has more that nobody can write to.
+    short + (wanted(geometry.blocks_count.saturating_add(short)) - now)
 }
 
 /// Rounds that make a base larger.
@@ -235,17 +261,14 @@ fn grown_from(
     base: &Arc<Base>,
 ) -> Result<Option<Plan>, PlanError> {
     let mut blocks = base.superblock.blocks_count;
-    let mut least_free = headroom_blocks / 2;
+    let mut headroom = headroom_blocks / 2;
     for _ in 0..GROW_ROUNDS_MAX {
         let Some(plan) = in_frame(tree, mkfs, ids, blocks, base)? else { return Ok(None) };
-        let layout = &plan.layout;
-        let free = layout.free_blocks.saturating_sub(layout.missing_blocks);
-        if layout.missing_blocks == 0 && free >= least_free {
+        if short_by(&plan.layout, headroom) == 0 {
             return Ok(Some(plan));
         }
-        least_free = headroom_blocks;
-        let short =
-            headroom_blocks.saturating_add(layout.missing_blocks) - free.min(headroom_blocks);
+        headroom = headroom_blocks;
+        let short = short_by(&plan.layout, headroom);
         let cluster = u64::from(plan.demand.cluster_blocks);
         let more = blocks.saturating_add(short.max(1)).checked_next_multiple_of(cluster);
         let Some(more) = more else { return Ok(None) };
@@ -327,14 +350,14 @@ fn smallest_accepted(mkfs: &MkfsOptions, inodes: u64, low: u64, high: u64, clust
     high
 }
 
-/// Lengthens the journal by the blocks that are free beyond the headroom, if that comes out exact.
+/// Lengthens the journal by the blocks that are free beyond `free_wanted`, if that comes out exact.
 fn give_surplus_to_journal(
     tree: &Tree,
     demand: &Demand,
     layout: Layout,
-    headroom_blocks: u64,
+    free_wanted: u64,
 ) -> Layout {
-    let surplus = layout.free_blocks - headroom_blocks;
+    let surplus = layout.free_blocks - free_wanted;
     let cluster = u64::from(demand.cluster_blocks);
     let mut geometry = layout.geometry.clone();
     match (&mut geometry.journal, u32::try_from(surplus)) {
@@ -344,7 +367,7 @@ fn give_surplus_to_journal(
         _ => return layout,
     }
     let longer = Layout::place(tree, demand, geometry);
-    let exact = longer.missing_blocks == 0 && longer.free_blocks == headroom_blocks;
+    let exact = longer.missing_blocks == 0 && longer.free_blocks == free_wanted;
     if exact { longer } else { layout }
 }
 

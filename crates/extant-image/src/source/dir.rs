@@ -38,6 +38,7 @@ mod contents;
 pub(super) mod flags;
 mod holes;
 mod open;
+pub(in crate::source) mod owners;
 mod project;
 mod queue;
 mod walk;

@@ -9,6 +9,7 @@ use extant_oci::{Choice, DirStore, Image, Kind as Fault, OciError, Platform, Ref
 use extant_oci::{open_docker_archive, open_layout};
 
 use super::container::{ContainerImage, container_image};
+use super::dir::owners::UNMAPPED;
 use super::dir::{ScanOptions, scan_dir};
 use super::file::scan_file;
 use super::origin::{Addition, Origin};
@@ -370,6 +371,7 @@ impl Merge {
                 node.mode = mode;
             }
         });
+        scanned.lost.forget(UNMAPPED);
         let name = addition.host.to_string_lossy();
         self.tree.begin_layer(&name, self.next_part(), false)?;
         self.tree.keep_dirs();

@@ -42,6 +42,11 @@ impl Lost {
         self.count(what, LostKind { files: 1, example: path.to_vec() });
     }
 
+    /// Takes back what was counted as `what`.
+    pub fn forget(&mut self, what: &str) {
+        self.kinds.remove(what);
+    }
+
     /// Adds the counts of another source.
     pub fn merge(&mut self, other: Lost) {
         self.unnamed += other.unnamed;

@@ -25,6 +25,7 @@ mod store;
 pub mod tar;
 
 pub use container::{ContainerImage, container_image};
+pub use dir::owners::UNMAPPED;
 pub use error::SourceError;
 pub use extant_oci::{Choice, Digest, Kind as ImageFault, OciError, Platform, Reference};
 pub use fakeroot::{FILES_MAX as FAKEROOT_FILES_MAX, Fakeroot};

@@ -71,5 +71,11 @@ pub(crate) fn build(
     Ok(plan.summary())
 }
 
+/// Headroom, and what Linux lets no data have: a fiftieth of the clusters, 4096 at most.
+pub(crate) fn free_wanted(summary: &PlanSummary, headroom_blocks: u64) -> u64 {
+    let pool = if headroom_blocks == 0 { 0 } else { (summary.blocks / 50).min(4096) };
+    headroom_blocks + pool
+}
+
 /// No headroom.
 pub(crate) const AUTO: SizeSpec = SizeSpec::Auto(Headroom::None);

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use extant_format::acl::{Acl, AclEntry, Who};
+use extant_format::acl::Acl;
 use extant_format::inode::{FileKind, Inode as Record};
 use extant_format::xattr::NameIndex;
 
@@ -59,38 +59,13 @@ pub(crate) fn inherited(dir: &View<'_>, kind: FileKind, record: &mut Record) -> 
     let Some(parent) = dir.stored_acl(AclKind::Default)? else {
         return Ok(Inherited::default());
     };
-    let access = restrict(&parent, record.mode);
+    let access = parent.restricted_to(record.mode);
     let (bits, is_minimal) = access.equivalent_mode();
     record.mode = (record.mode & !0o777) | bits;
     Ok(Inherited {
         access: (!is_minimal).then_some(access),
         default: (kind == FileKind::Directory).then_some(parent),
     })
-}
-
-/// Returns the list with owner, group class and others each restricted to the bits of `mode`. The
-/// group class is the mask if there is one, else the owning group.
-fn restrict(acl: &Acl, mode: u16) -> Acl {
-    change_classes(acl, |perm, allowed| perm & allowed, mode)
-}
-
-/// Changes the entries that correspond to the nine bits of `mode`.
-fn change_classes(acl: &Acl, change: impl Fn(u8, u8) -> u8, mode: u16) -> Acl {
-    let has_mask = acl.entries().iter().any(|entry| entry.who == Who::Mask);
-    let bits = |shift: u32| ((mode >> shift) & 7) as u8;
-    let entries = acl.entries().iter().map(|entry| {
-        let allowed = match entry.who {
-            Who::Owner => Some(bits(6)),
-            Who::Mask => Some(bits(3)),
-            Who::OwningGroup if !has_mask => Some(bits(3)),
-            Who::Others => Some(bits(0)),
-            Who::OwningGroup | Who::User(_) | Who::Group(_) => None,
-        };
-        let perm = allowed.map_or(entry.perm, |allowed| change(entry.perm, allowed));
-        AclEntry { perm, ..*entry }
-    });
-    // The set of users and groups is unchanged, so the list stays valid.
-    Acl::new(entries.collect()).unwrap_or_else(|_| acl.clone())
 }
 
 /// Updates the access list, if there is one, to new permission bits.
@@ -100,7 +75,7 @@ fn change_classes(acl: &Acl, change: impl Fn(u8, u8) -> u8, mode: u16) -> Acl {
 /// Space and quota, when the list has to move; damage. Nothing has changed then.
 pub(crate) fn chmod_acl(txn: &mut Txn<'_>, fs: &Fs, node: &Arc<Node>, mode: u16) -> Result<()> {
     let Some(acl) = fs.view(node).stored_acl(AclKind::Access)? else { return Ok(()) };
-    let changed = change_classes(&acl, |_, bits| bits, mode);
+    let changed = acl.with_mode(mode);
     put_acl(txn, fs, node, AclKind::Access, Some(&changed))
 }
 
@@ -181,42 +156,4 @@ fn put_acl(
     };
     let value = acl.map(Acl::encode_stored);
     put(txn, fs, node, (index, b""), value.as_deref(), XattrMode::Any)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn acl(entries: &[(Who, u8)]) -> Acl {
-        Acl::new(entries.iter().map(|(who, perm)| AclEntry { who: *who, perm: *perm }).collect())
-            .unwrap()
-    }
-
-    #[test]
-    fn a_mode_restricts_the_mask_and_not_the_owning_group_behind_it() {
-        let list = acl(&[
-            (Who::Owner, 7),
-            (Who::User(5), 6),
-            (Who::OwningGroup, 7),
-            (Who::Mask, 7),
-            (Who::Others, 5),
-        ]);
-        let restricted = restrict(&list, 0o640);
-        let expected = acl(&[
-            (Who::Owner, 6),
-            (Who::User(5), 6),
-            (Who::OwningGroup, 7),
-            (Who::Mask, 4),
-            (Who::Others, 0),
-        ]);
-        assert_eq!(restricted, expected);
-        assert_eq!(restricted.equivalent_mode(), (0o640, false));
-    }
-
-    #[test]
-    fn without_a_mask_the_owning_group_is_the_group_class() {
-        let list = Acl::from_mode(0o775);
-        assert_eq!(restrict(&list, 0o640), Acl::from_mode(0o640));
-        assert_eq!(change_classes(&list, |_, bits| bits, 0o4751), Acl::from_mode(0o751));
-    }
 }

@@ -21,6 +21,7 @@ use super::contents::{DirContents, Seen};
 use super::flags::{FlagReader, Kept};
 use super::holes::data_runs;
 use super::open::open_dir_beneath;
+use super::owners::{UNMAPPED, Unmapped};
 use super::queue::Queue;
 use super::xattrs::XattrReader;
 use crate::source::{Lost, Scanned, Skipped, SourceError, go_on};
@@ -57,8 +58,12 @@ pub(super) fn scan(root: &Path, options: &ScanOptions<'_>) -> Result<Scanned, So
             .apply(inode_of(&stat), &mut node)
             .map_err(|what| not_faked(&root_path, b"", what))?;
     }
+    let unmapped = Unmapped::here();
     let mut lost = Lost::default();
     names.iter().for_each(|what| lost.add(what, b""));
+    if unmapped.has(&node) {
+        lost.add(UNMAPPED, b"");
+    }
     *builder.node_mut(NodeId::ROOT) = node;
 
     let walk = Walk {
@@ -67,6 +72,7 @@ pub(super) fn scan(root: &Path, options: &ScanOptions<'_>) -> Result<Scanned, So
         root_dev: device(&stat),
         options,
         euid: rustix::process::geteuid().as_raw(),
+        unmapped,
         collected: Mutex::new(
             Rank::Leaf,
             Collected {
@@ -105,6 +111,7 @@ struct Walk<'a> {
     root_dev: u64,
     options: &'a ScanOptions<'a>,
     euid: u32,
+    unmapped: Unmapped,
     collected: Mutex<Collected>,
 }
 
@@ -325,6 +332,9 @@ impl<'w> Worker<'w> {
         let mut lost = Vec::new();
         if let Some(fakeroot) = &self.walk.options.fakeroot {
             fakeroot.apply(inode, &mut node).map_err(Miss::NotFaked)?;
+        }
+        if self.walk.unmapped.has(&node) {
+            lost.push(UNMAPPED.into());
         }
         let xattrs = self
             .xattrs

@@ -1,5 +1,7 @@
 //! The members of an archive, one after the other, each with all that its headers say.
 
+use extant_format::acl::Acl;
+
 use super::header::{
     BLOCK, Block, Header, HeaderFault, SparseRun, gnu_sparse, gnu_sparse_more, until_nul,
 };
@@ -16,6 +18,10 @@ const EXTENSION_MAX: u64 = 1 << 20;
 /// Most bytes of an archive without members: one record of tar's usual size. Longer runs of zeros
 /// are disks, not archives.
 const EMPTY_MAX: usize = 20 * BLOCK;
+
+/// Most zero blocks behind an end mark among which a second archive is looked for: a record of
+/// 1 MiB. Records have 20 blocks unless tar was asked for more.
+const PADDING_MAX_BLOCKS: usize = 2048;
 
 /// Kind of a member.
 #[derive(Clone, Debug)]
@@ -154,6 +160,10 @@ impl<'a> Members<'a> {
             );
         }
         if count < BLOCK {
+            if self.pos == count as u64 {
+                let why = format!("it has {count} bytes, and the header of one file {BLOCK}");
+                return Err(self.no_archive(why));
+            }
             let what = "the archive is cut short: there is no end mark (blocks of zeros)";
             return Err(self.bad(self.pos, what.into()));
         }
@@ -169,8 +179,32 @@ impl<'a> Members<'a> {
         }
         if at == BLOCK as u64 {
             self.only_zeros()?;
+        } else {
+            self.no_other_archive()?;
         }
         Ok(None)
+    }
+
+    /// Checks that no second archive follows, which an image would be without. Anything else behind
+    /// the end mark is what archives have on tapes and in files that were longer once.
+    fn no_other_archive(&mut self) -> Result<(), SourceError> {
+        for _ in 0..PADDING_MAX_BLOCKS {
+            let (at, mut block) = (self.pos, [0; BLOCK]);
+            if self.read(&mut block)? < BLOCK {
+                return Ok(());
+            }
+            if block.iter().any(|&byte| byte != 0) {
+                return match Header::decode(&block) {
+                    Ok(_) => {
+                        let what = "another archive follows the end mark; \
+                                    give each in a file of its own, as a --from of its own";
+                        Err(self.bad(at, what.into()))
+                    }
+                    Err(_) => Ok(()),
+                };
+            }
+        }
+        Ok(())
     }
 
     /// Checks whether an end mark at the very start is that of an archive without members: only
@@ -357,7 +391,7 @@ impl<'a> Members<'a> {
         };
         let attributes = Attributes {
             kind,
-            mode: header.mode,
+            mode: mode_with_list(header.mode, &xattrs),
             uid,
             gid,
             mtime,
@@ -534,6 +568,19 @@ fn data_runs(
         return Err(format!("sparse runs of {used} bytes, but {stored} bytes are stored"));
     }
     Ok(runs)
+}
+
+/// The mode of a member that may have an access list. The two have nine bits in common, which are
+/// the list's, as when both are extracted: Linux sets the mode by the list, and does not ask a list
+/// where the mode gives the group nothing. libarchive writes the owning group's into the mode,
+/// where everybody else has the mask.
+fn mode_with_list(mode: u16, xattrs: &XattrSet) -> u16 {
+    let list = xattrs.iter().find(|(name, _)| **name == *b"system.posix_acl_access");
+    // What is no list is named later, with the path that it has in the image.
+    match list.and_then(|(_, value)| Acl::decode_xattr(value).ok()) {
+        Some(acl) => (mode & !0o777) | acl.equivalent_mode().0,
+        None => mode,
+    }
 }
 
 /// The extended attributes of a member; of two with one name, the last counts.

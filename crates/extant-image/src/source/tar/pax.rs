@@ -8,6 +8,8 @@
 //! Keys that say nothing an image can hold (`comment`, `uname`, `SCHILY.ino` …) are
 //! passed over, as the format asks of readers that do not know a key.
 
+use std::collections::BTreeSet;
+
 use extant_format::inode::InodeFlags;
 
 use super::header::SparseRun;
@@ -59,6 +61,8 @@ impl Pax {
     ///
     /// What is wrong with which record.
     pub(super) fn add(&mut self, mut bytes: &[u8], global: bool) -> Result<(), String> {
+        // libarchive writes an attribute under two keys, and escapes both names in its own way.
+        let (mut star, mut libarchive) = (Vec::new(), BTreeSet::new());
         // A writer may pad the records with NULs to a whole block.
         while !bytes.is_empty() && bytes.iter().any(|&b| b != 0) {
             let (key, value, rest) = split_record(bytes)?;
@@ -69,21 +73,25 @@ impl Pax {
                     key.escape_ascii()
                 ));
             }
-            self.set(key, value).ok_or_else(|| {
-                let value = value.get(..value.len().min(80)).unwrap_or_default();
-                let (key, value) = (key.escape_ascii(), value.escape_ascii());
-                format!("extended header \"{key}\" cannot be \"{value}\"")
-            })?;
+            if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
+                star.push((name, value));
+            } else {
+                libarchive.extend(key.strip_prefix(b"LIBARCHIVE.xattr."));
+                self.set(key, value).ok_or_else(|| {
+                    let value = value.get(..value.len().min(80)).unwrap_or_default();
+                    let (key, value) = (key.escape_ascii(), value.escape_ascii());
+                    format!("extended header \"{key}\" cannot be \"{value}\"")
+                })?;
+            }
             bytes = rest;
+        }
+        for (name, value) in star.into_iter().filter(|(name, _)| !libarchive.contains(name)) {
+            self.add_xattr(&without_escapes(name), value);
         }
         Ok(())
     }
 
     fn set(&mut self, key: &[u8], value: &[u8]) -> Option<()> {
-        if let Some(name) = key.strip_prefix(b"SCHILY.xattr.") {
-            self.add_xattr(name, value);
-            return Some(());
-        }
         if let Some(name) = key.strip_prefix(b"LIBARCHIVE.xattr.") {
             self.add_xattr(&percent_decode(name)?, &base64_decode(value)?);
             return Some(());
@@ -190,6 +198,23 @@ fn is_harmless_for_all(key: &[u8]) -> bool {
             .any(|prefix| key.starts_with(prefix))
         || key == b"RHT.security.selinux";
     !about_one
+}
+
+/// A name of an attribute behind `SCHILY.xattr.`, where a key cannot have `=`: GNU tar writes it
+/// as `%3D`, and `%` as `%25`. Nothing else is an escape, so names that others wrote as they are stay.
+fn without_escapes(name: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(name.len());
+    let mut rest = name;
+    while let Some((&byte, behind)) = rest.split_first() {
+        let (byte, behind) = match rest {
+            [b'%', b'3', b'D', behind @ ..] => (b'=', behind),
+            [b'%', b'2', b'5', behind @ ..] => (b'%', behind),
+            _ => (byte, behind),
+        };
+        out.push(byte);
+        rest = behind;
+    }
+    out
 }
 
 /// Key, value, and what follows them.
@@ -347,7 +372,7 @@ mod tests {
         pax.add(&bytes, false).unwrap();
         assert_eq!(pax.path.as_deref(), Some(&b"a=b\nc"[..]));
         let xattrs: Vec<_> = pax.xattrs.iter().map(|(name, value)| (&**name, &**value)).collect();
-        assert_eq!(xattrs, [(&b"user.x"[..], &b"v\0w"[..]), (b"user.y", &[1, 2, 3, 255])]);
+        assert_eq!(xattrs, [(&b"user.y"[..], &[1, 2, 3, 255][..]), (b"user.x", b"v\0w")]);
         assert_eq!(pax.sparse.map, Some(vec![(0, 1), (4096, 5)]));
         pax.add(&record("path", ""), false).unwrap();
         assert_eq!(pax.path, None);
@@ -363,6 +388,30 @@ mod tests {
         }
         assert!(Pax::default().add(&record("path", "x"), true).is_err());
         Pax::default().add(&record("comment", "x"), true).unwrap();
+    }
+
+    #[test]
+    fn names_of_attributes_are_those_that_the_writer_meant() {
+        for (records, name) in [
+            // GNU tar; star, Go and Python, which write names as they are; libarchive.
+            (&[("SCHILY.xattr.user.a%3Db%253D%25c", "v")][..], "user.a=b%3D%c"),
+            (&[("SCHILY.xattr.user.%41 %2", "v")], "user.%41 %2"),
+            (
+                &[("LIBARCHIVE.xattr.user.a%20b", "dg"), ("SCHILY.xattr.user.a%20b", "v")],
+                "user.a b",
+            ),
+            (
+                &[("SCHILY.xattr.user.%C3%A9", "v"), ("LIBARCHIVE.xattr.user.%C3%A9", "dg")],
+                "user.\u{e9}",
+            ),
+        ] {
+            let mut pax = Pax::default();
+            let bytes: Vec<u8> = records.iter().flat_map(|(k, v)| record(k, v)).collect();
+            pax.add(&bytes, false).unwrap();
+            let found: Vec<_> =
+                pax.xattrs.iter().map(|(name, value)| (&**name, &**value)).collect();
+            assert_eq!(found, [(name.as_bytes(), &b"v"[..])], "{records:?}");
+        }
     }
 
     proptest! {
