@@ -94,6 +94,31 @@ fn who_stops_keeps_what_waited_in_the_log_and_changes_nothing_else() {
 }
 
 #[test]
+fn a_name_that_two_blocks_have_for_one_file_is_one() {
+    let dir = tempdir().unwrap();
+    let good = require!(sample(dir.path(), SETS[0]));
+    let name = format!("a long name so that there are many blocks {:040}", 0);
+    let other = name.replacen("a l", "z l", 1);
+    let mounted = MountOptions::new().open(good.snapshot()).unwrap();
+    let ino = mounted.resolve(format!("/many/{name}")).unwrap().ino();
+    let device = require!(damaged(dir.path(), &good, &format!("ln <{ino}> \"/many/{other}\"")));
+    let mut bytes = vec![0; device.size_bytes() as usize];
+    device.read_at(0, &mut bytes).unwrap();
+    let find = |name: &str| {
+        let name = name.as_bytes();
+        let places: Vec<usize> =
+            (0..bytes.len() - 100).filter(|at| bytes[*at..].starts_with(name)).collect();
+        let [place] = places[..] else { panic!("{places:?}") };
+        place
+    };
+    assert_ne!(find(&name) / 1024, find(&other) / 1024, "one block has both");
+    device.write_at(find(&other) as u64, b"a").unwrap();
+    let fs = mended(device, dir.path());
+    assert_eq!(fs.resolve(format!("/many/{name}")).unwrap().metadata().links, 1);
+    assert!(fs.resolve(format!("/many/{name}~0")).is_err());
+}
+
+#[test]
 fn what_else_is_in_a_directory_of_a_loop_keeps_its_name() {
     let dir = tempdir().unwrap();
     for set in [SETS[2], SETS[3]] {
