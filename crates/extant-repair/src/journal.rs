@@ -32,6 +32,8 @@ pub(crate) struct Replayed {
     pub(crate) transactions: u32,
     /// Number of copies that were left out because of a wrong checksum.
     pub(crate) damaged: usize,
+    /// Damage that ended the log before its end.
+    pub(crate) broken: Option<String>,
     pub(crate) fast_commits: u32,
     /// Why fast commits were left out.
     pub(crate) lost_fast_commits: Option<String>,
@@ -172,6 +174,7 @@ fn replay_log(draft: &Arc<Draft>, state: &State) -> Fixed<Option<Replayed>> {
     let mut done = Replayed {
         transactions: seen.transactions,
         damaged: seen.damaged.len(),
+        broken: seen.broken.as_ref().map(ToString::to_string),
         ..Replayed::default()
     };
     if let Some(fast) = &seen.fast_commits {

@@ -21,6 +21,8 @@ pub(crate) struct Replayed {
     pub(crate) transactions: u32,
     /// Copies that were left out because of a wrong checksum.
     pub(crate) damaged: usize,
+    /// Damage that ended the log before its end.
+    pub(crate) broken: Option<String>,
     /// Fast commits that were left out.
     pub(crate) fast_commits: u32,
 }
@@ -51,6 +53,7 @@ pub(crate) fn replay(image: &Image) -> Result<Option<Replayed>, String> {
         device: Arc::new(device),
         transactions: seen.transactions,
         damaged: seen.damaged.len(),
+        broken: seen.broken.as_ref().map(ToString::to_string),
         fast_commits,
     }))
 }
