@@ -123,10 +123,10 @@ fn what_was_promised_before_a_damaged_transaction_of_the_log_stays() {
     let commits = log_blocks(&left, 2);
     assert!(commits.len() >= 6, "{commits:?}");
     let (place, first) = commits[commits.len() - 3];
-    // The checksum of a commit block, one of a descriptor, and one that is none any more.
+    // The checksum of a commit block, and a descriptor that is none any more.
     let (descriptor, _) =
         *log_blocks(&left, 1).iter().find(|(_, number)| *number == first).unwrap();
-    for (at, byte) in [(place + 16, 1), (descriptor + 1023, 1), (descriptor, 0xff)] {
+    for (at, byte) in [(place + 16, 1), (descriptor, 0xff)] {
         let device = left.snapshot();
         let mut bytes = [0];
         device.read_at(at, &mut bytes).unwrap();
@@ -147,6 +147,36 @@ fn what_was_promised_before_a_damaged_transaction_of_the_log_stays() {
         device.read_at(head, &mut bytes).unwrap();
         let sequence = JournalSuperblock::decode(&bytes).unwrap().sequence.0;
         assert!(sequence > later, "{sequence}, {later}");
+    }
+}
+
+#[test]
+fn a_part_of_the_log_takes_back_nothing_that_is_home() {
+    let dir = tempdir().unwrap();
+    let device = Arc::new(require!(sample(dir.path(), SETS[3])));
+    let options = MountOptions::new().read_only(false).background(false);
+    let fs = options.open(Arc::clone(&device)).unwrap();
+    for number in 0..6u8 {
+        fs.write(format!("/d/late{number}"), [number; 3000]).unwrap();
+        fs.sync().unwrap();
+    }
+    let left = device.snapshot();
+    fs.unmount().unwrap();
+    // All of it is home, and the log is as it was.
+    let home = left.snapshot();
+    assert!(repaired(&home).unwrap().is_clean);
+    let (descriptor, _) = log_blocks(&left, 1)[2];
+    let mut bytes = [0; 1024];
+    for place in [1024, log_blocks(&left, 4)[0].0] {
+        left.read_at(place, &mut bytes).unwrap();
+        home.write_at(place, &bytes).unwrap();
+    }
+    home.write_at(descriptor + 1020, &[1, 2, 3, 4]).unwrap();
+    assert!(repaired(&home).unwrap().is_clean);
+    assert_eq!(problems(&home), Vec::<String>::new());
+    let fs = MountOptions::new().open(home).unwrap();
+    for number in 0..6u8 {
+        assert_eq!(fs.read(format!("/d/late{number}")).unwrap(), [number; 3000]);
     }
 }
 

@@ -46,6 +46,12 @@ pub(crate) fn replay(image: &Image) -> Result<Option<Replayed>, String> {
     let options =
         RecoveryOptions { fs_blocks: image.sb.blocks_count, damaged: DamagedBlocks::Skip };
     let seen = recover(store.reader(), store.superblock(), &options).map_err(text)?;
+    if let Some(broken) = &seen.broken
+        && !matches!(**broken, extant_jbd2::RecoveryError::CommitChecksum { .. })
+    {
+        // As a repair does of two that are as good: what lies there is later, or as old.
+        return Err(broken.to_string());
+    }
     let reader: Arc<dyn extant_jbd2::JournalReader> = Arc::clone(store.reader()) as _;
     let fast_commits = seen.fast_commits.as_ref().map_or(0, |fast| fast.commits());
     let device = ReplayedDevice::new(image.shared(), reader, Arc::new(seen.blocks));
