@@ -532,3 +532,28 @@ fn a_journal_that_is_brought_in_is_no_problem() {
     assert_eq!(block, [0xd7; 1024]);
     assert!(planned(&device).unwrap().plan.is_empty());
 }
+
+/// A file of 100 bytes in its inode that says that it has more than any file: Linux reads nothing of it, and e2fsck
+/// makes it empty.
+#[test]
+fn a_file_in_its_inode_is_not_longer_than_any_file() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("inline.img");
+    let features = ["-text4", "-b1024", "-I256", "-Oinline_data,^metadata_csum"];
+    require!(oracle::mke2fs(&path, "8M", &features));
+    let device = std::sync::Arc::new(extant_testkit::image::load(&path));
+    let fs = extant::MountOptions::new().read_only(false).open(std::sync::Arc::clone(&device));
+    let fs = fs.unwrap();
+    fs.write("/file", [7; 100]).unwrap();
+    fs.unmount().unwrap();
+    std::fs::remove_file(&path).unwrap();
+    extant_testkit::image::save(&device.snapshot(), &path);
+    oracle::debugfs(&path, true, "set_inode_field /file size 24558790502252639").unwrap();
+    let device = extant_testkit::image::load(&path);
+    assert!(problems(&device).iter().any(|text| text.contains("no map reaches so far")));
+    assert!(repaired(&device).unwrap().is_clean);
+    assert_eq!(problems(&device), [""; 0]);
+    assert_eq!(common::e2fsck(&device, dir.path(), false).unwrap(), "");
+    let fs = extant::MountOptions::new().open(device).unwrap();
+    assert_eq!(fs.read("/file").unwrap(), [7; 100]);
+}
