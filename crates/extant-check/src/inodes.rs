@@ -484,6 +484,15 @@ impl Scan<'_, '_> {
         }
     }
 
+    /// The size of the longest file, with extents or without.
+    fn size_max(&self, has_extents: bool) -> u64 {
+        let blocks = match has_extents {
+            true => 1 << 32,
+            false => extant_format::indirect::max_file_blocks(self.sb.block_size),
+        };
+        u64::from(self.sb.block_size.bytes()).saturating_mul(blocks).saturating_sub(1)
+    }
+
     fn check_size(&mut self, ino: Ino, inode: &Inode, map: &Map, inline: Option<&[u8]>) {
         let size = inode.size;
         let block = u64::from(self.sb.block_size.bytes());
@@ -503,6 +512,9 @@ impl Scan<'_, '_> {
             };
             if wrong {
                 self.problem(Problem::Size { ino, size, why: "another amount of it is inline" });
+            } else if size > self.size_max(false) {
+                // Longer than zeros could ever make it; Linux reads nothing of it.
+                self.problem(Problem::Size { ino, size, why: "no map reaches so far" });
             }
             return;
         }
@@ -514,11 +526,7 @@ impl Scan<'_, '_> {
                 self.problem(Problem::Size { ino, size, why: "other blocks are mapped" });
             }
             Some(FileKind::Regular) => {
-                let blocks = match inode.flags.contains(InodeFlags::EXTENTS) {
-                    true => 1 << 32,
-                    false => extant_format::indirect::max_file_blocks(self.sb.block_size),
-                };
-                if size > block.saturating_mul(blocks).saturating_sub(1) {
+                if size > self.size_max(inode.flags.contains(InodeFlags::EXTENTS)) {
                     self.problem(Problem::Size { ino, size, why: "no map reaches so far" });
                 }
                 // A block that starts where the file ends may have been left there.

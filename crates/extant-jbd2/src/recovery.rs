@@ -1,5 +1,7 @@
 //! Recovery: the state of the file system described by the log.
 
+use std::sync::Arc;
+
 use extant_base::{FsBlock, sabotage};
 use extant_format::jbd2::{JournalSuperblock, RevokeRecords, Tid};
 
@@ -7,7 +9,7 @@ use crate::error::RecoveryError;
 use crate::fast_commit::{self, FastCommitOverlay};
 use crate::log::{JournalReader, check_fits};
 use crate::overlay::{LogLocation, Overlay};
-use crate::scan::{LoggedCopy, Scan, ScanStop, scan};
+use crate::scan::{LoggedCopy, Scan, ScanStop, scan, scan_to_damage};
 
 /// Treatment of a committed copy whose contents do not match its checksum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -16,7 +18,8 @@ pub enum DamagedBlocks {
     #[default]
     Refuse,
     /// Leave that copy out and report it in [`Replay::damaged`], as e2fsck does before it checks
-    /// the whole file system.
+    /// the whole file system. A transaction whose own blocks are damaged ends the log
+    /// ([`Replay::broken`]): those before it were promised, and are whole.
     Skip,
 }
 
@@ -70,6 +73,8 @@ pub struct Replay {
     pub revoked: u64,
     /// Copies that were left out, with [`DamagedBlocks::Skip`].
     pub damaged: Vec<DamagedBlock>,
+    /// Damage that ended the log, with [`DamagedBlocks::Skip`]: committed transactions are missing.
+    pub broken: Option<Arc<RecoveryError>>,
     /// The blocks that a replay writes.
     pub blocks: Overlay,
     /// Changes of fast commits on top; `None` without any.
@@ -110,18 +115,39 @@ pub fn recover(
         stop: ScanStop::Clean,
         revoked: 0,
         damaged: Vec::new(),
+        broken: None,
         blocks: Overlay::default(),
         fast_commits: None,
     };
     if !superblock.is_dirty() {
         return Ok(replay);
     }
-    let scan = scan(log, superblock)?;
+    let (scan, revokes) = match options.damaged {
+        DamagedBlocks::Refuse => {
+            let scan = scan(log, superblock)?;
+            let revokes = Revokes::load(log, superblock, &scan)?;
+            (scan, revokes)
+        }
+        DamagedBlocks::Skip => {
+            let (mut scan, broken) = scan_to_damage(log, superblock)?;
+            replay.broken = broken.map(Arc::new);
+            let revokes = loop {
+                match Revokes::load(log, superblock, &scan) {
+                    Ok(revokes) => break revokes,
+                    Err(error @ RecoveryError::Revoke { tid, .. }) => {
+                        scan.end_before(superblock.sequence, tid);
+                        replay.broken = Some(Arc::new(error));
+                    }
+                    Err(error) => return Err(error),
+                }
+            };
+            (scan, revokes)
+        }
+    };
     replay.transactions = scan.transactions;
     replay.end_tid = Tid(superblock.sequence.0.wrapping_add(scan.transactions));
     replay.head = scan.head;
     replay.stop = scan.stop;
-    let revokes = Revokes::load(log, superblock, &scan)?;
     replay_blocks(log, superblock, options, &scan.copies, &revokes, &mut replay)?;
     drop(scan);
     replay.fast_commits = fast_commit::load(log, superblock, replay.end_tid)?;
@@ -201,6 +227,10 @@ fn replay_blocks(
         }
         let tid = Tid(superblock.sequence.0.wrapping_add(copy.ordinal));
         if fs_block.0 >= options.fs_blocks {
+            if options.damaged == DamagedBlocks::Skip {
+                replay.damaged.push(DamagedBlock { tid, fs_block, block });
+                continue;
+            }
             let fs_blocks = options.fs_blocks;
             return Err(RecoveryError::OutsideFs { tid, fs_block, fs_blocks });
         }

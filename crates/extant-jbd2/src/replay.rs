@@ -5,7 +5,8 @@
 //! - Y1. The log does not change before all its contents are durable at home, fast commits
 //!   included: a crash at any write leaves a log that replays to the same.
 //! - Y2. The clean log continues after the first incomplete transaction, so that no block of that
-//!   one is ever mistaken for a new one (J9).
+//!   one is ever mistaken for a new one (J9). Where damage is skipped, it continues after all that the
+//!   log has room for.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -19,7 +20,7 @@ use crate::client::tid_next;
 use crate::device::ReplayedDevice;
 use crate::error::RecoveryError;
 use crate::overlay::read_copy;
-use crate::recovery::{RecoveryOptions, Replay, recover};
+use crate::recovery::{DamagedBlocks, RecoveryOptions, Replay, recover};
 use crate::store::{LogStore, WRITE_BYTES_MAX};
 
 /// A log whose blocks were written home, and which is still marked as dirty until
@@ -29,6 +30,8 @@ pub struct RecoveredLog {
     store: LogStore,
     home: SharedDevice,
     replay: Replay,
+    /// Damage was skipped, or ended the log.
+    skips: bool,
 }
 
 /// Writes the blocks of the log home, in ascending order, and flushes. The log itself is unchanged:
@@ -61,7 +64,8 @@ pub fn recover_to_device<E: From<RecoveryError>>(
         write_blocks(&store, home, &replay, watch)?;
         home.flush().map_err(RecoveryError::Write)?;
     }
-    Ok(RecoveredLog { store, home: SharedDevice::clone(home), replay })
+    let skips = options.damaged == DamagedBlocks::Skip;
+    Ok(RecoveredLog { store, home: SharedDevice::clone(home), replay, skips })
 }
 
 /// Large writes of neighbouring blocks, each read from the log just before.
@@ -135,7 +139,7 @@ impl RecoveredLog {
     ///
     /// As [`finish`](Self::finish).
     pub fn resume(self) -> Result<LogStore, RecoveryError> {
-        let RecoveredLog { mut store, home, replay } = self;
+        let RecoveredLog { mut store, home, replay, .. } = self;
         home.flush().map_err(RecoveryError::Write)?;
         let log = store.superblock().log();
         let goes_on = store.superblock().goes_round() && log.contains(&replay.head);
@@ -161,7 +165,7 @@ impl RecoveredLog {
     ///
     /// [`RecoveryError::Write`]; the log is unchanged then.
     pub fn finish(self) -> Result<LogStore, RecoveryError> {
-        let RecoveredLog { mut store, home, replay } = self;
+        let RecoveredLog { mut store, home, replay, skips } = self;
         if !replay.dirty && replay.errno == 0 {
             return Ok(store);
         }
@@ -173,6 +177,14 @@ impl RecoveredLog {
             clean.start = 0;
             clean.head = replay.head;
             clean.sequence = RawTid(tid_next(replay.end_tid.0));
+            if skips {
+                // Behind damage may lie whole transactions, numbered on from the one that is
+                // damaged: no later one of this log may lead to them.
+                let ahead = store.superblock().log().len();
+                clean.sequence = RawTid(tid_next(
+                    replay.end_tid.0.wrapping_add(u32::try_from(ahead).unwrap_or(u32::MAX)),
+                ));
+            }
             if sabotage("jbd2.replay.number-used-again") {
                 clean.sequence = replay.end_tid;
             }

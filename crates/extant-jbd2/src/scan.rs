@@ -50,6 +50,12 @@ pub enum ScanStop {
     },
     /// An unfinished transaction that is longer than the ring.
     RingFull,
+    /// A committed transaction that is damaged, where damage ends the log
+    /// ([`DamagedBlocks::Skip`](crate::DamagedBlocks::Skip)); it and all that follow are ignored.
+    Damaged {
+        /// The transaction.
+        tid: Tid,
+    },
 }
 
 /// A copy of a block in a committed transaction.
@@ -139,11 +145,33 @@ struct Walk<'a> {
     last_commit_sec: u64,
 }
 
+impl Scan {
+    /// Ends the log before a transaction, which is damaged. `first` is the first of the log.
+    pub(crate) fn end_before(&mut self, first: Tid, tid: Tid) {
+        let ordinal = tid.0.wrapping_sub(first.0);
+        self.copies.retain(|copy| copy.ordinal < ordinal);
+        self.revokes.retain(|revoke| revoke.ordinal < ordinal);
+        self.transactions = self.transactions.min(ordinal);
+        self.stop = ScanStop::Damaged { tid };
+    }
+}
+
 /// Scans the log of a dirty journal.
 pub(crate) fn scan(
     log: &dyn JournalReader,
     superblock: &JournalSuperblock,
 ) -> Result<Scan, RecoveryError> {
+    match scan_to_damage(log, superblock)? {
+        (scan, None) => Ok(scan),
+        (_, Some(error)) => Err(error),
+    }
+}
+
+/// Scans the log of a dirty journal up to a damaged transaction; returns what is wrong with that one as well.
+pub(crate) fn scan_to_damage(
+    log: &dyn JournalReader,
+    superblock: &JournalSuperblock,
+) -> Result<(Scan, Option<RecoveryError>), RecoveryError> {
     let ring = Ring { log: superblock.log(), next: superblock.start, visited: 0 };
     let mut walk = Walk {
         log,
@@ -165,13 +193,20 @@ pub(crate) fn scan(
     };
     let mut bytes = vec![0; superblock.block_size.len()];
     loop {
-        if let Some(stop) = walk.step(&mut bytes)? {
-            let mut scan = walk.scan;
-            scan.stop = stop;
-            scan.copies.truncate(walk.committed.0);
-            scan.revokes.truncate(walk.committed.1);
-            return Ok(scan);
-        }
+        let (stop, broken) = match walk.step(&mut bytes) {
+            Ok(None) => continue,
+            Ok(Some(stop)) => (stop, None),
+            Err(
+                error @ (RecoveryError::BlockChecksum { tid, .. }
+                | RecoveryError::CommitChecksum { tid }),
+            ) => (ScanStop::Damaged { tid }, Some(error)),
+            Err(error) => return Err(error),
+        };
+        let mut scan = walk.scan;
+        scan.stop = stop;
+        scan.copies.truncate(walk.committed.0);
+        scan.revokes.truncate(walk.committed.1);
+        return Ok((scan, broken));
     }
 }
 

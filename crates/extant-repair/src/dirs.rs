@@ -1,6 +1,6 @@
 //! Directories: what can be read of their entries, written again.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use extant_base::{BlockCount, FileBlock, Ino};
 use extant_check::Problem;
@@ -268,7 +268,7 @@ pub(crate) fn fix(state: &mut State, dir: Ino, problems: &[Problem]) -> Fixed {
     let is_whole = blocks.iter().zip(0u32..).all(|((block, _), number)| *block == number);
     changes.rebuild |= !is_whole || blocks.is_empty();
     let is_indexed = record.has(InodeFlags::INDEX);
-    let mut names = BTreeSet::new();
+    let mut names = BTreeMap::new();
     let mut all = Vec::new();
     // Blocks to be written if nothing has to be rebuilt.
     let mut writes = Vec::new();
@@ -438,7 +438,7 @@ fn keep(
     dir: Ino,
     found: Vec<Kept>,
     changes: &Changes,
-    names: &mut BTreeSet<Vec<u8>>,
+    names: &mut BTreeMap<Vec<u8>, Ino>,
 ) -> Vec<Kept> {
     let has = |flag| state.view(dir).is_some_and(|view| view.flags.contains(flag));
     let is_encrypted = has(InodeFlags::ENCRYPT);
@@ -475,14 +475,17 @@ fn keep(
                 entry.file_type = wanted;
             }
         }
-        if changes.twice && names.contains(&entry.name) {
-            let is_same =
-                kept.iter().any(|one: &Kept| one.name == entry.name && one.ino == entry.ino);
+        if changes.twice
+            && let Some(ino) = names.get(&entry.name)
+        {
+            // One that says the same again, as an older copy of another block does, has nothing to
+            // add: a second name would be a link that nobody made.
+            let is_same = *ino == entry.ino;
             if is_same || is_encrypted || !rename(&mut entry.name, names) {
                 continue;
             }
         }
-        names.insert(entry.name.clone());
+        names.insert(entry.name.clone(), entry.ino);
         kept.push(entry);
     }
     kept
@@ -499,13 +502,13 @@ fn utf8(name: &[u8]) -> Vec<u8> {
 }
 
 /// Gives a name an ending that makes it another than all others.
-fn rename(name: &mut Vec<u8>, names: &BTreeSet<Vec<u8>>) -> bool {
+fn rename(name: &mut Vec<u8>, names: &BTreeMap<Vec<u8>, Ino>) -> bool {
     for number in 0..1000 {
         let end = format!("~{number}");
         let mut new = name.clone();
         new.truncate(dir::NAME_MAX - end.len());
         new.extend_from_slice(end.as_bytes());
-        if !names.contains(&new) {
+        if !names.contains_key(&new) {
             *name = new;
             return true;
         }
@@ -715,7 +718,7 @@ pub(crate) fn inline_entries(state: &State, record: &Record) -> (Ino, Vec<Kept>)
 
 fn fix_inline(state: &mut State, mut record: Record, changes: &Changes) -> Fixed {
     let (_, entries) = inline_entries(state, &record);
-    let mut names = BTreeSet::new();
+    let mut names = BTreeMap::new();
     let kept = keep(state, record.ino, entries, changes, &mut names);
     let parent = parent_of(state, record.ino);
     write_inline(state, &mut record, parent, kept)

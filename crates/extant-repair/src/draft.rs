@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use extant_base::sabotage;
 use extant_block::{
     BlockDevice, Completion, DeviceError, DeviceFault, Operation, OperationKind, Pending,
     SharedDevice,
@@ -100,7 +101,14 @@ impl BlockDevice for Draft {
         let run = |mut operation: Operation| {
             let result = match &mut operation {
                 Operation::Read { offset, buffer } => self.read_at(*offset, buffer),
-                Operation::Write { offset, buffer, .. } => self.write_at(*offset, buffer),
+                Operation::Write { offset, buffer, fua } => {
+                    let written = self.write_at(*offset, buffer);
+                    // Whoever asked for it counts on its being there before what comes next.
+                    if *fua && !sabotage("repair.draft.fua-forgotten") {
+                        self.seal();
+                    }
+                    written
+                }
                 Operation::Flush => self.flush(),
                 Operation::Discard { .. } => Ok(()),
                 Operation::WriteZeroes { offset, len } => self.write_zeroes(*offset, *len),

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use extant::{FsError, MountOptions};
 use extant_base::Ino;
 use extant_block::{BlockDevice, SharedDevice};
-use extant_check::Problem;
+use extant_check::{CheckOptions, Problem, check};
 use extant_format::extent::ExtentState;
 use extant_format::features::{Compat, Feature, State as FsState};
 use extant_format::inode::{FileKind, InodeFlags};
 use extant_format::jbd2::{JournalIncompat, JournalSuperblock, Tid};
 use extant_format::superblock::Superblock;
 use extant_jbd2::{
-    DamagedBlocks, JournalRun, LogStore, MappedJournal, RecoveryError, RecoveryOptions, recover,
-    recover_to_device,
+    DamagedBlocks, JournalReader, JournalRun, LogStore, MappedJournal, RecoveryError,
+    RecoveryOptions, ReplayedDevice, recover, recover_to_device,
 };
 
 use extant_layout::{JOURNAL_BLOCKS_MIN, default_fast_commit_blocks, default_journal_blocks};
@@ -32,6 +32,8 @@ pub(crate) struct Replayed {
     pub(crate) transactions: u32,
     /// Number of copies that were left out because of a wrong checksum.
     pub(crate) damaged: usize,
+    /// Damage that ended the log before its end.
+    pub(crate) broken: Option<String>,
     pub(crate) fast_commits: u32,
     /// Why fast commits were left out.
     pub(crate) lost_fast_commits: Option<String>,
@@ -153,6 +155,21 @@ fn copied_record(state: &State) -> Record {
     copy
 }
 
+/// Number of broken rules of an image as it lies there.
+fn problems_of(device: &dyn BlockDevice) -> u64 {
+    let options = CheckOptions {
+        require_replayed: false,
+        require_no_orphans: false,
+        require_clean_state: false,
+        strict_totals: false,
+        max_problems: 0,
+        threads: None,
+        skip_unreadable: true,
+    };
+    check(device, &options)
+        .map_or(u64::MAX, |report| report.dropped.saturating_add(report.problems.len() as u64))
+}
+
 fn replay_log(draft: &Arc<Draft>, state: &State) -> Fixed<Option<Replayed>> {
     let record = journal_record(state)?;
     let runs = runs(state, &record)?;
@@ -169,9 +186,22 @@ fn replay_log(draft: &Arc<Draft>, state: &State) -> Fixed<Option<Replayed>> {
     let fs_blocks = state.sb.blocks_count;
     let options = RecoveryOptions { fs_blocks, damaged: DamagedBlocks::Skip };
     let seen = recover(store.reader(), store.superblock(), &options).map_err(not)?;
+    if let Some(broken) = &seen.broken {
+        // Where everything was home already, as on a system that had nothing to do, a part of the
+        // log takes back what came later. Of two that are as good, e2fsck takes the part before a
+        // damaged commit block, and nothing of a log with other damage.
+        let log = Arc::clone(store.reader()) as Arc<dyn JournalReader>;
+        let shown = ReplayedDevice::new(Arc::clone(&home), log, Arc::new(seen.blocks.clone()));
+        let (without, with) = (problems_of(&**draft), problems_of(&shown));
+        let is_commit = matches!(**broken, RecoveryError::CommitChecksum { .. });
+        if without < with || without == with && !is_commit {
+            return Err(Trouble::cannot(broken.to_string()));
+        }
+    }
     let mut done = Replayed {
         transactions: seen.transactions,
         damaged: seen.damaged.len(),
+        broken: seen.broken.as_ref().map(ToString::to_string),
         ..Replayed::default()
     };
     if let Some(fast) = &seen.fast_commits {

@@ -39,8 +39,13 @@ pub(crate) fn find_or_make(state: &mut State) -> Fixed<Ino> {
     state.fill_new(&mut record);
     record.put16(record::MODE, FileKind::Directory.mode_bits() | 0o700);
     record.put16(record::LINKS, 2);
-    dirs::rebuild(state, &mut record, Ino::ROOT, Vec::new())?;
-    add(state, Ino::ROOT, NAME, ino, FileType::Directory)?;
+    let made = dirs::rebuild(state, &mut record, Ino::ROOT, Vec::new())
+        .and_then(|()| add(state, Ino::ROOT, NAME, ino, FileType::Directory));
+    if let Err(trouble) = made {
+        state.clear_inode(&mut record)?;
+        state.new_inodes.retain(|one| *one != ino);
+        return Err(trouble);
+    }
     let mut root = state.load(Ino::ROOT)?;
     let links = root.links().saturating_add(1);
     root.put16(record::LINKS, links);
@@ -75,7 +80,11 @@ pub(crate) fn reconnect(state: &mut State, ino: Ino) -> Fixed {
     if is_empty && found.kind() == Some(FileKind::Regular) && !has_attributes {
         return state.delete_inode(&mut found);
     }
-    let lost = find_or_make(state)?;
+    let lost = match find_or_make(state) {
+        // The root is there, and may have room for a name.
+        Err(Trouble::Full(_)) => Ino::ROOT,
+        lost => lost?,
+    };
     let name = format!("#{ino}");
     let file_type = FileType::from_mode(found.mode());
     add(state, lost, name.as_bytes(), ino, file_type)?;

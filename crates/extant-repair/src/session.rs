@@ -133,6 +133,10 @@ pub fn repair(
                 } else if let Some(why) = replayed.lost_fast_commits {
                     let text = format!("{fast_commits} fast commits cannot be brought in: {why}");
                     session.tell("journal-log", text, "leave them out", Severity::FileSystem);
+                } else if let Some(why) = replayed.broken {
+                    let text =
+                        format!("the log is damaged behind {transactions} transactions: {why}");
+                    session.tell("journal-log", text, "leave the rest out", Severity::FileSystem);
                 } else if replayed.damaged > 0 {
                     let text = format!("{} blocks of the log are damaged", replayed.damaged);
                     session.tell("journal-log", text, "leave them out", Severity::FileSystem);

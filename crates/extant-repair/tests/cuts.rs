@@ -4,12 +4,17 @@
 mod common;
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use common::{SETS, damage, losses, metadata, opens, planned, problems, repaired, sample, seen};
+use common::{
+    SETS, cut_at, damage, losses, metadata, opens, pieces, planned, problems, repaired, sample,
+    seen,
+};
+use extant::MountOptions;
 use extant_base::Prng;
 use extant_block::{MemoryDevice, Record, RecordingDevice, Survival};
 use extant_format::inode::FileKind;
-use extant_testkit::{require, tempdir};
+use extant_testkit::{image, oracle, require, tempdir};
 
 /// Bytes of the primary superblock.
 const SUPERBLOCK: Range<u64> = 1024..2048;
@@ -141,4 +146,41 @@ fn a_cut_at_any_write_loses_nothing() {
 #[ignore = "minutes"]
 fn a_cut_at_any_write_loses_nothing_long() {
     all(40, 1000, 5000);
+}
+
+/// Fast commits become a transaction, which has to be in the log before any of its blocks is home.
+#[test]
+fn a_cut_while_fast_commits_are_brought_in_loses_none() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("fast.img");
+    require!(oracle::mke2fs(&path, "16M", &["-text4", "-b1024", "-Ofast_commit", "-Jsize=4"]));
+    let device = Arc::new(image::load(&path));
+    let options = MountOptions::new().read_only(false).background(false);
+    let fs = options.open(Arc::clone(&device)).unwrap();
+    let files = 0..8u8;
+    for number in files.clone() {
+        fs.write(format!("/file{number}"), [number; 1000]).unwrap();
+    }
+    fs.sync().unwrap();
+    for number in files.clone() {
+        let file = fs.resolve(format!("/file{number}")).unwrap();
+        assert_eq!(file.write_at(&[number; 4000], 1000).unwrap(), 4000);
+        file.sync().unwrap();
+    }
+    let left = device.snapshot();
+    fs.unmount().unwrap();
+    let outcome = planned(&left).unwrap();
+    assert!(outcome.is_clean && outcome.fast_commits > 0, "{outcome:?}");
+    let count = pieces(&outcome).len();
+    for cut in 0..=count {
+        let image = left.snapshot();
+        cut_at(&image, &outcome, cut);
+        assert!(repaired(&image).unwrap().is_clean, "cut {cut} of {count}");
+        assert_eq!(problems(&image), [""; 0], "cut {cut} of {count}");
+        let fs = MountOptions::new().open(image).unwrap();
+        for number in files.clone() {
+            let read = fs.read(format!("/file{number}"));
+            assert!(read.is_ok_and(|read| read == [number; 5000]), "cut {cut} of {count}");
+        }
+    }
 }

@@ -532,3 +532,58 @@ fn a_journal_that_is_brought_in_is_no_problem() {
     assert_eq!(block, [0xd7; 1024]);
     assert!(planned(&device).unwrap().plan.is_empty());
 }
+
+/// A file of 100 bytes in its inode that says that it has more than any file: Linux reads nothing of it, and e2fsck
+/// makes it empty.
+#[test]
+fn a_file_in_its_inode_is_not_longer_than_any_file() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("inline.img");
+    let features = ["-text4", "-b1024", "-I256", "-Oinline_data,^metadata_csum"];
+    require!(oracle::mke2fs(&path, "8M", &features));
+    let device = std::sync::Arc::new(extant_testkit::image::load(&path));
+    let fs = extant::MountOptions::new().read_only(false).open(std::sync::Arc::clone(&device));
+    let fs = fs.unwrap();
+    fs.write("/file", [7; 100]).unwrap();
+    fs.unmount().unwrap();
+    std::fs::remove_file(&path).unwrap();
+    extant_testkit::image::save(&device.snapshot(), &path);
+    oracle::debugfs(&path, true, "set_inode_field /file size 24558790502252639").unwrap();
+    let device = extant_testkit::image::load(&path);
+    assert!(problems(&device).iter().any(|text| text.contains("no map reaches so far")));
+    assert!(repaired(&device).unwrap().is_clean);
+    assert_eq!(problems(&device), [""; 0]);
+    assert_eq!(common::e2fsck(&device, dir.path(), false).unwrap(), "");
+    let fs = extant::MountOptions::new().open(device).unwrap();
+    assert_eq!(fs.read("/file").unwrap(), [7; 100]);
+}
+
+#[test]
+fn a_file_without_a_name_gets_one_in_the_root_where_no_inode_is_free() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("full.img");
+    let good = require!(sample(dir.path(), SETS[2]));
+    extant_testkit::image::save(&good, &path);
+    oracle::debugfs(&path, true, "rmdir /lost+found").unwrap();
+    let device = std::sync::Arc::new(extant_testkit::image::load(&path));
+    let fs = extant::MountOptions::new().read_only(false).open(std::sync::Arc::clone(&device));
+    let fs = fs.unwrap();
+    let ino = fs.resolve("/d/file5").unwrap().ino();
+    fs.write("/d/file21", [21; 100]).unwrap();
+    let mut made = 0;
+    while fs.write(format!("/many/{made}"), [1; 10]).is_ok() {
+        made += 1;
+    }
+    assert!(made > 100, "{made}");
+    fs.unmount().unwrap();
+    std::fs::remove_file(&path).unwrap();
+    extant_testkit::image::save(&device.snapshot(), &path);
+    oracle::debugfs(&path, true, "unlink /d/file5").unwrap();
+    let device = extant_testkit::image::load(&path);
+    let outcome = repaired(&device).unwrap();
+    assert!(outcome.is_clean, "{:#?}", outcome.findings);
+    assert_eq!(problems(&device), [""; 0]);
+    assert_eq!(common::e2fsck(&device, dir.path(), false).unwrap(), "");
+    let fs = extant::MountOptions::new().open(device).unwrap();
+    assert_eq!(fs.read(format!("/#{ino}")).unwrap(), vec![6; 15000]);
+}

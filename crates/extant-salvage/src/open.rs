@@ -68,10 +68,13 @@ impl Image {
     fn bring_in(&mut self) {
         match replay(self) {
             Ok(None) => {}
-            Ok(Some(Replayed { device, transactions, damaged, fast_commits })) => {
+            Ok(Some(Replayed { device, transactions, damaged, broken, fast_commits })) => {
                 let mut text = format!("{transactions} transactions of the journal are brought in");
                 if damaged > 0 {
                     text += &format!(", {damaged} damaged blocks of it left out");
+                }
+                if let Some(why) = &broken {
+                    text += &format!(", what lies behind them is left out: {why}");
                 }
                 if fast_commits > 0 {
                     text += &format!(", {fast_commits} fast commits left out");
@@ -85,7 +88,7 @@ impl Image {
                 };
                 *self = Image::of(device, sb, notes);
                 self.is_replayed = true;
-                self.lacks_log = damaged > 0 || fast_commits > 0;
+                self.lacks_log = damaged > 0 || broken.is_some() || fast_commits > 0;
             }
             Err(why) => {
                 self.lacks_log = true;

@@ -21,6 +21,8 @@ pub(crate) struct Replayed {
     pub(crate) transactions: u32,
     /// Copies that were left out because of a wrong checksum.
     pub(crate) damaged: usize,
+    /// Damage that ended the log before its end.
+    pub(crate) broken: Option<String>,
     /// Fast commits that were left out.
     pub(crate) fast_commits: u32,
 }
@@ -44,6 +46,12 @@ pub(crate) fn replay(image: &Image) -> Result<Option<Replayed>, String> {
     let options =
         RecoveryOptions { fs_blocks: image.sb.blocks_count, damaged: DamagedBlocks::Skip };
     let seen = recover(store.reader(), store.superblock(), &options).map_err(text)?;
+    if let Some(broken) = &seen.broken
+        && !matches!(**broken, extant_jbd2::RecoveryError::CommitChecksum { .. })
+    {
+        // As a repair does of two that are as good: what lies there is later, or as old.
+        return Err(broken.to_string());
+    }
     let reader: Arc<dyn extant_jbd2::JournalReader> = Arc::clone(store.reader()) as _;
     let fast_commits = seen.fast_commits.as_ref().map_or(0, |fast| fast.commits());
     let device = ReplayedDevice::new(image.shared(), reader, Arc::new(seen.blocks));
@@ -51,6 +59,7 @@ pub(crate) fn replay(image: &Image) -> Result<Option<Replayed>, String> {
         device: Arc::new(device),
         transactions: seen.transactions,
         damaged: seen.damaged.len(),
+        broken: seen.broken.as_ref().map(ToString::to_string),
         fast_commits,
     }))
 }

@@ -251,6 +251,37 @@ fn a_damaged_descriptor_or_revoke_is_an_error_unless_it_is_stale() {
 }
 
 #[test]
+fn a_damaged_transaction_ends_the_log_where_damage_is_skipped() {
+    for (version, part) in [
+        (JournalChecksum::V2, 0),
+        (JournalChecksum::V3, 0),
+        (JournalChecksum::V3, 1),
+        (JournalChecksum::V3, 2),
+        (JournalChecksum::None, 3),
+    ] {
+        let mut log = TestLog::new(version, 64, 1);
+        log.data(&[(5, 1), (6, 1)]);
+        log.commit();
+        let descriptor = log.data(&[(5, 2)]);
+        let revoke = log.revoke(&[6]);
+        let commit = log.commit();
+        log.data(&[(7, 3)]);
+        log.commit();
+        let (block, byte) = [(commit, 50), (descriptor, 700), (revoke, 700), (revoke, 12)][part];
+        log.blocks[block as usize][byte] ^= 0x40;
+        assert!(try_recover(&log).is_err(), "{version:?} {part}");
+        let options = RecoveryOptions { fs_blocks: 1000, damaged: DamagedBlocks::Skip };
+        let replay = recover(&log, &log.superblock, &options).unwrap();
+        assert_eq!((replay.transactions, replay.end_tid), (1, Tid(0)), "{version:?} {part}");
+        assert_eq!(replay.stop, ScanStop::Damaged { tid: Tid(0) });
+        assert!(replay.broken.is_some());
+        let blocks: Vec<u64> = replay.blocks.iter().map(|(block, _)| block.0).collect();
+        assert_eq!(blocks, [5, 6], "what was revoked in vain, and nothing of later transactions");
+        assert_eq!(replay.blocks.get(FsBlock(5)).unwrap().block, 2);
+    }
+}
+
+#[test]
 fn a_damaged_data_block_is_refused_or_skipped() {
     for version in [JournalChecksum::V2, JournalChecksum::V3] {
         let mut log = TestLog::new(version, 64, 1);
@@ -283,7 +314,7 @@ fn a_damaged_data_block_is_refused_or_skipped() {
 }
 
 #[test]
-fn blocks_outside_the_file_system_are_refused() {
+fn blocks_outside_the_file_system_are_refused_or_skipped() {
     let mut log = TestLog::new(JournalChecksum::None, 64, 1);
     log.data(&[(999, 1)]);
     log.commit();
@@ -294,6 +325,10 @@ fn blocks_outside_the_file_system_are_refused() {
         try_recover(&log).unwrap_err().to_string(),
         "journal transaction 0 holds block 1000, the file system has 1000 blocks"
     );
+    let options = RecoveryOptions { fs_blocks: 1000, damaged: DamagedBlocks::Skip };
+    let replay = recover(&log, &log.superblock, &options).unwrap();
+    let left_out: Vec<u64> = replay.damaged.iter().map(|one| one.fs_block.0).collect();
+    assert_eq!((left_out, replay.blocks.len()), (vec![1000], 1));
 }
 
 #[test]
