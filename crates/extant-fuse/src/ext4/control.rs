@@ -318,6 +318,10 @@ impl Ext4<'_> {
         for (bit, flag) in XFLAGS {
             flags.set(flag, xflags & bit != 0);
         }
+        // Only what is in a directory inherits from it.
+        if inode.kind() != FileKind::Directory && flags.contains(InodeFlags::PROJINHERIT) {
+            return Err(Errno::EOPNOTSUPP);
+        }
         if project != now.project && !self.fs().features().has_ro_compat(RoCompat::PROJECT) {
             return Err(Errno::EOPNOTSUPP);
         }

@@ -447,7 +447,7 @@ impl Operations for Ext4<'_> {
 
     fn rename(
         &self,
-        _: Caller,
+        caller: Caller,
         parent: NodeId,
         name: &[u8],
         new_parent: NodeId,
@@ -455,7 +455,7 @@ impl Operations for Ext4<'_> {
         flags: u32,
     ) -> Reply<()> {
         self.check_change()?;
-        self.rename_between((parent, name), (new_parent, new_name), flags)
+        self.rename_between(caller, (parent, name), (new_parent, new_name), flags)
     }
 
     fn link(&self, _: Caller, node: NodeId, parent: NodeId, name: &[u8]) -> Reply<Entry> {

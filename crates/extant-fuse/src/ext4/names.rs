@@ -203,6 +203,7 @@ impl Ext4<'_> {
 
     pub(super) fn rename_between(
         &self,
+        caller: Caller,
         (parent, name): (NodeId, &[u8]),
         (new_parent, new_name): (NodeId, &[u8]),
         flags: u32,
@@ -210,7 +211,20 @@ impl Ext4<'_> {
         let flags = RenameFlags::from_bits(flags).ok_or(Errno::EINVAL)?;
         let (dir, new_dir) = (self.inode(parent)?, self.inode(new_parent)?);
         let replaced = self.reply(known_to_be(&new_dir, new_name))?;
-        let renamed = self.with_room_of_removed(|| dir.rename(name, &new_dir, new_name, flags));
+        // Who renames owns the whiteout. Of other renames the kernel may not say who that is.
+        let whiteout = match flags.contains(RenameFlags::WHITEOUT) {
+            true => {
+                let ids = &self.settings.ids;
+                NewInode {
+                    permissions: 0,
+                    uid: ids.user_inside(caller.uid).ok_or(Errno::EOVERFLOW)?,
+                    gid: ids.group_inside(caller.gid).ok_or(Errno::EOVERFLOW)?,
+                }
+            }
+            false => NewInode::root(0),
+        };
+        let renamed =
+            self.with_room_of_removed(|| dir.rename_by(name, &new_dir, new_name, flags, &whiteout));
         let renamed = self.reply(renamed);
         self.keep_known(replaced);
         renamed?;

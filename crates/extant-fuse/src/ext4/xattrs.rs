@@ -108,6 +108,9 @@ impl Ext4<'_> {
 /// Linux knows these namespaces, and of `system.` the two lists.
 fn check_namespace(name: &[u8]) -> Reply<()> {
     let spaces: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"gnu."];
+    if spaces.contains(&name) {
+        return Err(Errno::EINVAL); // A namespace and no name.
+    }
     match is_acl(name) || spaces.iter().any(|space| name.starts_with(space)) {
         true => Ok(()),
         false => Err(Errno::EOPNOTSUPP),
@@ -152,6 +155,9 @@ mod tests {
         }
         for name in ["user", "bad.a", "USER.a", "system.data", "system.", ""] {
             assert_eq!(check_namespace(name.as_bytes()), Err(Errno::EOPNOTSUPP), "{name}");
+        }
+        for name in ["user.", "trusted.", "security.", "gnu."] {
+            assert_eq!(check_namespace(name.as_bytes()), Err(Errno::EINVAL), "{name}");
         }
     }
 }

@@ -10,6 +10,7 @@ mod full;
 mod kept;
 mod many;
 mod odd;
+mod owners;
 mod past;
 mod privileges;
 mod server;

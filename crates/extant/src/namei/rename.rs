@@ -11,8 +11,8 @@ use extant_format::time::Timestamp;
 use super::create::touch;
 use super::lock::lock_all;
 use super::{
-    Special, add_subdirectory, check_directory, check_linkable, check_name, check_subdirectories,
-    drop_subdirectory,
+    NewInode, Special, add_subdirectory, check_directory, check_linkable, check_name,
+    check_subdirectories, drop_subdirectory,
 };
 use crate::crypt;
 use crate::dir::edit as dir_edit;
@@ -58,6 +58,8 @@ struct Move<'a> {
     new_dir: &'a Arc<Node>,
     new_name: &'a [u8],
     flags: RenameFlags,
+    /// Who owns the whiteout.
+    whiteout: &'a NewInode,
     moved: &'a Arc<Node>,
     /// The inode at the new name.
     target: Option<&'a Arc<Node>>,
@@ -88,6 +90,24 @@ impl Inode {
         new_name: impl ImagePath,
         flags: RenameFlags,
     ) -> Result<()> {
+        self.rename_by(name, new_dir, new_name, flags, &NewInode::root(0))
+    }
+
+    /// Renames like [`rename`](Self::rename); with `WHITEOUT`, the owner of `whiteout` owns what
+    /// stays at the old name, as if that user had made it (its permissions are none).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`rename`](Self::rename).
+    pub fn rename_by(
+        &self,
+        name: impl ImagePath,
+        new_dir: &Inode,
+        new_name: impl ImagePath,
+        flags: RenameFlags,
+        whiteout: &NewInode,
+    ) -> Result<()> {
+        let whiteout = &NewInode { permissions: 0, ..*whiteout };
         let (name, new_name) = (name.image_bytes(), new_name.image_bytes());
         check_name(name)?;
         check_name(new_name)?;
@@ -98,7 +118,7 @@ impl Inode {
             let what = "rename flags: EXCHANGE goes with no other";
             return Err(FsError::InvalidArgument { what });
         }
-        self.fs().change(|| self.rename_once(name, new_dir.node(), new_name, flags))
+        self.fs().change(|| self.rename_once(name, new_dir.node(), new_name, flags, whiteout))
     }
 
     fn rename_once(
@@ -107,6 +127,7 @@ impl Inode {
         new_dir: &Arc<Node>,
         new_name: &[u8],
         flags: RenameFlags,
+        whiteout: &NewInode,
     ) -> Result<()> {
         let (fs, old_dir) = (self.fs(), self.node());
         loop {
@@ -126,6 +147,7 @@ impl Inode {
                 new_dir,
                 new_name,
                 flags,
+                whiteout,
                 moved: &moved,
                 target: target.as_ref(),
             };
@@ -327,7 +349,10 @@ impl Move<'_> {
         // Steps that can fail for want of space come first. The whiteout can be undone, growth of a
         // directory cannot.
         let whiteout = match self.flags.contains(RenameFlags::WHITEOUT) {
-            true => Some(fs.view(self.old_dir).new_whiteout(&mut txn, self.old_name)?),
+            true => {
+                let view = fs.view(self.old_dir);
+                Some(view.new_whiteout(&mut txn, self.old_name, self.whiteout)?)
+            }
             false => None,
         };
         let place = match self.target {
@@ -456,9 +481,7 @@ impl Move<'_> {
 
 impl View<'_> {
     /// Creates the whiteout that stays at the old name of a rename with `WHITEOUT`.
-    fn new_whiteout(&self, txn: &mut Txn<'_>, name: &[u8]) -> Result<Arc<Node>> {
-        let (uid, gid) = (0, 0);
-        let new = super::NewInode { permissions: 0, uid, gid };
-        self.make_special(txn, name, &new, Special::CharDevice { major: 0, minor: 0 })
+    fn new_whiteout(&self, txn: &mut Txn<'_>, name: &[u8], new: &NewInode) -> Result<Arc<Node>> {
+        self.make_special(txn, name, new, Special::CharDevice { major: 0, minor: 0 })
     }
 }

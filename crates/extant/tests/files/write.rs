@@ -262,6 +262,11 @@ fn exchange_and_whiteout() {
     a.rename("dir", &b, "moved", RenameFlags::WHITEOUT).unwrap();
     assert_eq!(fs.metadata("/a/dir").unwrap().rdev, Some((0, 0)));
     assert!(fs.metadata("/b/moved").unwrap().is_file());
+    assert_eq!(fs.metadata("/a/dir").unwrap().uid, 0);
+    let by = NewInode { permissions: 0o777, uid: 1000, gid: 1001 };
+    b.rename_by("moved", &a, "moved", RenameFlags::WHITEOUT, &by).unwrap();
+    let whiteout = fs.metadata("/b/moved").unwrap();
+    assert_eq!((whiteout.uid, whiteout.gid, whiteout.permissions), (1000, 1001, 0));
     drop((a, b, inner, file));
     fs.unmount().unwrap();
     check(&dir, &device);
