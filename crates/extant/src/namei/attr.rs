@@ -231,6 +231,10 @@ impl Inode {
         if changes.permissions.is_some_and(|bits| bits > 0o7777) {
             return invalid("permissions: 0 to 0o7777");
         }
+        // What stands for "as it is" in calls of Linux is no owner there.
+        if changes.uid == Some(u32::MAX) || changes.gid == Some(u32::MAX) {
+            return invalid("owner and group: 0 to 2^32 - 2");
+        }
         let data = self.node().data();
         let ino = data.ino;
         let features = self.volume().features();

@@ -80,6 +80,10 @@ pub(crate) fn set(
     if blocks > 0 {
         txn.ensure(CREDITS + u32::try_from(blocks).unwrap_or(u32::MAX).min(1024))?;
     }
+    // As Linux, for attributes in the inode as well.
+    if value.is_some() {
+        txn.writer().supers().require_feature(txn, Needed::ExtAttr)?;
+    }
     match index {
         NameIndex::ACL_ACCESS | NameIndex::ACL_DEFAULT => {
             super::acl::set_by_value(txn, fs, node, index, value, mode)

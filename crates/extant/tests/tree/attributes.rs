@@ -10,6 +10,7 @@ use extant::{
 use extant_base::Prng;
 use extant_block::MemoryDevice;
 use extant_format::acl::{AclEntry, Who};
+use extant_format::features::Compat;
 use extant_testkit::oracle::{LoopMount, debugfs, e2fsck, mke2fs};
 use extant_testkit::{image, require};
 
@@ -544,6 +545,54 @@ fn a_new_owner_takes_set_id_bits_of_everything_but_directories() {
     assert_eq!(file.metadata().permissions, 0o2745, "no group executes it");
     drop(made);
     drop(root);
+    fs.unmount().unwrap();
+    scratch.checked();
+}
+
+/// What a file system without a feature gets that needs it, other programs have to be told of.
+#[test]
+fn the_first_attribute_is_told_by_a_feature_wherever_it_is() {
+    for (inode_bytes, value) in [("128", 10), ("256", 10), ("256", 900)] {
+        let scratch =
+            require!(Scratch::new("8M", &["-t", "ext4", "-I", inode_bytes, "-O", "^ext_attr"]));
+        let fs = scratch.mount();
+        let file = fs.root().unwrap().create("file", &NewInode::root(0o644)).unwrap();
+        let has = |fs: &Fs| fs.superblock().features.has_compat(Compat::EXT_ATTR);
+        let absent = file.remove_xattr("user.one").unwrap_err();
+        assert!(!has(&fs) && absent.errno() == 61, "{absent}");
+        file.set_xattr("user.one", vec![7; value], XattrMode::Any).unwrap();
+        drop(file);
+        fs.unmount().unwrap();
+        scratch.checked();
+        let fs = scratch.read();
+        assert!(has(&fs), "{inode_bytes} {value}");
+        assert_eq!(fs.resolve("/file").unwrap().xattr("user.one").unwrap(), vec![7; value]);
+    }
+}
+
+/// Permissions are twelve bits, all of which can be set; one number is nobody's.
+#[test]
+fn all_permissions_and_owners_can_be_set_and_nothing_beyond() {
+    let scratch = require!(Scratch::new("8M", &["-t", "ext4"]));
+    let fs = scratch.mount();
+    let file = fs.root().unwrap().create("file", &NewInode::root(0o644)).unwrap();
+    for bits in [0, 0o1, 0o4000, 0o7777] {
+        file.set_attributes(&SetAttributes::new().permissions(bits)).unwrap();
+        assert_eq!(file.metadata().permissions, bits, "{bits:o}");
+    }
+    for bits in [0o10000, 0o17777, u16::MAX] {
+        let error = file.set_attributes(&SetAttributes::new().permissions(bits)).unwrap_err();
+        assert_eq!(error.errno(), 22, "{bits:o}: {error}");
+    }
+    assert_eq!(file.metadata().permissions, 0o7777);
+    for (uid, gid) in [(Some(u32::MAX), None), (None, Some(u32::MAX))] {
+        let error = file.set_attributes(&SetAttributes::new().owner(uid, gid)).unwrap_err();
+        assert_eq!(error.errno(), 22, "{error}");
+    }
+    let most = Some(u32::MAX - 1);
+    file.set_attributes(&SetAttributes::new().owner(most, most).permissions(0o7777)).unwrap();
+    assert_eq!((file.metadata().uid, file.metadata().gid), (u32::MAX - 1, u32::MAX - 1));
+    drop(file);
     fs.unmount().unwrap();
     scratch.checked();
 }

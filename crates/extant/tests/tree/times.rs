@@ -434,6 +434,8 @@ fn each_change_sets_the_times_that_linux_sets_and_no_other() {
         sets("append", [Y, Y, N, N], |file, _, _| _ = file.append(&[1; 10]).unwrap()),
         sets("shorter", [Y, Y, N, N], |file, _, _| file.truncate(3).unwrap()),
         sets("longer", [Y, Y, N, N], |file, _, _| file.truncate(30_000).unwrap()),
+        // As ftruncate does.
+        sets("same length", [Y, Y, N, N], |file, _, _| file.truncate(20_000).unwrap()),
         sets("allocate", [Y, Y, N, N], |file, _, _| {
             let mode = Fallocate::Allocate { keep_size: true };
             file.fallocate(mode, 0..100_000).unwrap();
