@@ -17,5 +17,6 @@ mod mapped;
 mod nowait;
 mod order;
 mod soak;
+mod splits;
 mod threads;
 mod write;

@@ -171,7 +171,8 @@ fn metadata_is_no_block_of_pointers_and_is_not_written_as_one() {
     };
     // 256 records of 256 bytes: the last block has none in use.
     let last = table + 63;
-    let changes: &[(&str, fn(&extant::Inode, &extant::Inode) -> extant::Result<()>)] = &[
+    type Change = fn(&extant::Inode, &extant::Inode) -> extant::Result<()>;
+    let changes: [(&str, Change); 4] = [
         ("write", |_, file| file.write_at(&[9; 1024], 20 << 10).map(drop)),
         ("punch", |_, file| file.fallocate(extant::Fallocate::PunchHole, 20 << 10..22 << 10)),
         ("truncate", |_, file| file.truncate(13 << 10)),
@@ -179,7 +180,7 @@ fn metadata_is_no_block_of_pointers_and_is_not_written_as_one() {
     ];
     // Through one block of pointers, and through two.
     for (slot, pointer) in [(12, last), (13, last), (12, 1 << 20), (13, 1 << 20)] {
-        for (name, change) in changes {
+        for (name, change) in &changes {
             let device = Arc::new(sound.snapshot());
             let open =
                 || MountOptions::new().read_only(false).open_shared(Arc::clone(&device) as _);
