@@ -30,7 +30,7 @@ pub struct RecoveredLog {
     store: LogStore,
     home: SharedDevice,
     replay: Replay,
-    /// Damage was skipped, or ended the log.
+    /// Damage is skipped, so that the end of the log may be damage that looks like one.
     skips: bool,
 }
 

@@ -80,10 +80,6 @@ pub(crate) fn set(
     if blocks > 0 {
         txn.ensure(CREDITS + u32::try_from(blocks).unwrap_or(u32::MAX).min(1024))?;
     }
-    // As Linux, for attributes in the inode as well.
-    if value.is_some() {
-        txn.writer().supers().require_feature(txn, Needed::ExtAttr)?;
-    }
     match index {
         NameIndex::ACL_ACCESS | NameIndex::ACL_DEFAULT => {
             super::acl::set_by_value(txn, fs, node, index, value, mode)
@@ -150,6 +146,10 @@ pub(super) fn put(
             return Ok(());
         }
         _ => {}
+    }
+    // Linux tells of attributes in the inode as well, but for a part of a file's contents.
+    if value.is_some() && index != NameIndex::SYSTEM {
+        txn.writer().supers().require_feature(txn, Needed::ExtAttr)?;
     }
     let mut new = old.set.clone();
     if value.is_some() && (index, name) == CAPABILITY {

@@ -552,7 +552,7 @@ fn a_new_owner_takes_set_id_bits_of_everything_but_directories() {
 /// What a file system without a feature gets that needs it, other programs have to be told of.
 #[test]
 fn the_first_attribute_is_told_by_a_feature_wherever_it_is() {
-    for (inode_bytes, value) in [("128", 10), ("256", 10), ("256", 900)] {
+    for (inode_bytes, value) in [("128", 10), ("256", 10), ("256", 900), ("256", 0)] {
         let scratch =
             require!(Scratch::new("8M", &["-t", "ext4", "-I", inode_bytes, "-O", "^ext_attr"]));
         let fs = scratch.mount();
@@ -560,13 +560,20 @@ fn the_first_attribute_is_told_by_a_feature_wherever_it_is() {
         let has = |fs: &Fs| fs.superblock().features.has_compat(Compat::EXT_ATTR);
         let absent = file.remove_xattr("user.one").unwrap_err();
         assert!(!has(&fs) && absent.errno() == 61, "{absent}");
-        file.set_xattr("user.one", vec![7; value], XattrMode::Any).unwrap();
+        match value {
+            0 => file.set_acl(AclKind::Access, Some(&sample())).unwrap(),
+            _ => file.set_xattr("user.one", vec![7; value], XattrMode::Any).unwrap(),
+        }
         drop(file);
         fs.unmount().unwrap();
         scratch.checked();
         let fs = scratch.read();
         assert!(has(&fs), "{inode_bytes} {value}");
-        assert_eq!(fs.resolve("/file").unwrap().xattr("user.one").unwrap(), vec![7; value]);
+        let file = fs.resolve("/file").unwrap();
+        match value {
+            0 => assert_eq!(file.acl(AclKind::Access).unwrap(), Some(sample())),
+            _ => assert_eq!(file.xattr("user.one").unwrap(), vec![7; value]),
+        }
     }
 }
 
