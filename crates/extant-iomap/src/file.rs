@@ -21,6 +21,7 @@ use crate::hints::Home;
 use crate::index::{FileInner, Index};
 use crate::known::Known;
 use crate::mapping::{Intent, Kind, Mapper, Mapping};
+use crate::ranges::Ranges;
 use crate::states::State;
 use crate::stats::LoneCounter;
 use crate::streams::Streams;
@@ -44,6 +45,8 @@ pub struct FileCache {
     pub(crate) known: Known,
     pub(crate) streams: Streams,
     pub(crate) writeback: Mutex<()>,
+    /// What direct writers that hold the content lock shared give blocks or first data.
+    pub(crate) ranges: Ranges,
     /// Number of finished passes of writeback; threads wait for its change.
     passes: Mutex<u64>,
     pass_ended: Condvar,
@@ -107,7 +110,8 @@ impl FileCache {
             read_end: AtomicU64::new(u64::MAX),
             known: Known::new(),
             streams: Streams::new(cache.options.bytes >> PAGE_LOG2),
-            writeback: Mutex::new(Rank::Writeback, ()),
+            writeback: Mutex::with_order(Rank::Writeback, 0, ()),
+            ranges: Ranges::new(),
             passes: Mutex::new(Rank::Leaf, 0),
             pass_ended: Condvar::new(),
             errors: AtomicU64::new(0),

@@ -28,6 +28,7 @@ mod mmap;
 mod nowait;
 #[cfg(test)]
 mod protocol_tests;
+mod ranges;
 mod read;
 mod readahead;
 mod seek;
@@ -40,10 +41,11 @@ mod zero;
 
 pub use cache::{Cache, CacheError, CacheOptions};
 pub use contents::{Contents, Newer, Stage};
-pub use direct::{Alone, Overwrite, OverwritePart, OverwritePlan, Overwritten, Queued};
+pub use direct::{Alone, DirectOptions, DirectOutcome, OverwritePart, OverwritePlan, Queued};
 pub use file::{FileCache, KeptOut};
 pub use mapping::{
     Cookie, Done, Intent, Kind, MapFlags, Mapper, Mapping, Obstacle, Placed, Placement,
 };
 pub use mmap::MappedPages;
+pub use ranges::RangeLocks;
 pub use stats::CacheStats;

@@ -161,6 +161,10 @@ pub struct Done<T> {
     pub placements: Vec<Placement<T>>,
     /// The size to which the stored size may be raised, but not beyond the size in memory.
     pub size_to: u64,
+    /// Whether `size_to` is a new end of the file: it becomes the size in memory once all placements
+    /// are in the map, so that nobody sees the bytes before it as zeros. The caller keeps all others
+    /// from moving the end.
+    pub grows: bool,
 }
 
 /// The file system's side of one file.
@@ -225,9 +229,17 @@ pub trait Mapper {
     /// with the content lock and pins held; must not wait.
     fn read_ahead(&self) {}
 
-    /// Raises the size in memory, after the bytes are in the cache. The caller holds the content
-    /// lock exclusively and the lock of the folio that has the new end.
+    /// Sets the size in memory. The caller holds the content lock exclusively, and the lock of the
+    /// folio that has the new end once the bytes are in the cache; or it holds the lock shared and
+    /// keeps writeback out.
     fn set_size(&self, size: u64);
+
+    /// Returns whether only a writer that holds the content lock exclusively may
+    /// [map](Self::map) holes to write to them. Otherwise those that hold it shared may as well, in
+    /// ranges that do not overlap.
+    fn adds_alone(&self) -> bool {
+        false
+    }
 
     /// Returns the mapping of the first bytes of `range`, which is not empty.
     ///

@@ -110,13 +110,17 @@ counters! {
     direct_queued,
     /// Direct writes that gave unwritten blocks their first data, with the content lock shared.
     direct_conversions,
+    /// Direct writes that added blocks or moved the end, with the content lock shared.
+    direct_fills,
     /// Direct writes that were exclusive because a part of the range was cached.
     direct_alone_cached,
-    /// Direct writes that were exclusive because a part of the range was a hole.
+    /// Direct writes that were exclusive because a part of the range was a hole, and blocks are
+    /// added in clusters.
     direct_alone_hole,
-    /// Direct writes that were exclusive because the file grew.
+    /// Direct writes that were exclusive because they began behind an end within a block, or ended
+    /// behind the largest size.
     direct_alone_extends,
-    /// Direct writes that were exclusive because they covered a part of a block without data.
+    /// Direct writes that were exclusive because they covered a part of the unit of alignment.
     direct_alone_parts,
     /// Direct writes that were exclusive because the file was mapped.
     direct_alone_mapped,
@@ -125,6 +129,9 @@ counters! {
     /// Direct writes that were exclusive because they removed privileges from the file, or the file
     /// is append-only.
     direct_alone_rights,
+    /// Direct writes that were exclusive because the file system refused a part of them before, such
+    /// as space.
+    direct_alone_refused,
     /// Windows that a thread fetched ahead of a reader.
     ahead_fetched,
     /// Windows that a reader fetched while another thread filled the one it needed.

@@ -237,7 +237,7 @@ impl FileCache {
             (Some(_), Some(last)) => last.end(),
             (Some(_), None) => 0,
         };
-        let mut done = Done { placements, size_to: size_to.min(good_to) };
+        let mut done = Done { placements, size_to: size_to.min(good_to), grows: false };
         if sabotage("iomap.writeback.size-passes-failure") {
             done.size_to = size_to;
         }

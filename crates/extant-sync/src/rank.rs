@@ -31,35 +31,38 @@ pub enum Rank {
     Rename = 3,
     /// Size, data and directory entries of one inode.
     InodeContent = 4,
+    /// A range of one file that a direct writer gives blocks or first data.
+    FileRange = 5,
     /// Writeback of one file's data, or holding it off.
-    Writeback = 5,
+    Writeback = 6,
     /// One folio's bytes and state.
-    Folio = 6,
+    Folio = 7,
     /// Log space of the journal. May wait for a commit.
-    JournalHandle = 7,
+    JournalHandle = 8,
     /// One file's delayed ranges and its tree of extents, for readers beside a publication.
-    FileMap = 8,
+    FileMap = 9,
     /// One inode in memory.
-    InodeMap = 9,
+    InodeMap = 10,
     /// Bitmaps and counters of one block group.
-    Group = 10,
+    Group = 11,
     /// One block of metadata.
-    MetadataBuffer = 11,
+    MetadataBuffer = 12,
     /// Transaction lists of the journal.
-    JournalState = 12,
+    JournalState = 13,
     /// Order of operations inside a stacked device, held over calls to the device below it.
-    Device = 13,
+    Device = 14,
     /// Queues, tables, statistics. Nothing is taken inside.
-    Leaf = 14,
+    Leaf = 15,
 }
 
 impl Rank {
     /// All of them, in their order.
-    pub(crate) const ALL: [Rank; 14] = [
+    pub(crate) const ALL: [Rank; 15] = [
         Rank::Current,
         Rank::Freeze,
         Rank::Rename,
         Rank::InodeContent,
+        Rank::FileRange,
         Rank::Writeback,
         Rank::Folio,
         Rank::JournalHandle,

@@ -11,6 +11,7 @@
 mod busy;
 mod fio;
 mod place;
+mod several;
 mod side;
 
 use std::path::PathBuf;
@@ -28,6 +29,8 @@ use side::Side;
 
 /// What extant must reach of fio's io_uring on the raw target.
 const OF_RAW: f64 = 0.98;
+/// How many times ext4's rate several writers that add blocks to one file must reach.
+const OF_KERNEL: f64 = 2.0;
 
 /// How much is measured where.
 #[derive(Clone, Debug)]
@@ -86,6 +89,7 @@ impl Cell {
 pub fn direct(settings: &Settings) -> Result<()> {
     let mut all = Vec::new();
     for (name, dir, below) in &settings.places {
+        several::measure(settings, name, *below, dir, &mut all)?;
         let cells: Vec<Cell> = Cell::all().filter(|cell| settings.has(&cell.name(name))).collect();
         if cells.is_empty() {
             continue;
@@ -100,6 +104,7 @@ pub fn direct(settings: &Settings) -> Result<()> {
     }
     report("direct", "fio raw", &all)?;
     judge(&all);
+    several::judge(&all);
     Ok(())
 }
 
@@ -196,7 +201,8 @@ fn judge(all: &[Series]) {
             );
         }
     }
-    for series in all.iter().filter(|series| series.target == "extant" && series.unit == "k/s") {
+    let is_queue = |series: &&Series| series.row.contains(", depth ") && series.unit == "k/s";
+    for series in all.iter().filter(is_queue).filter(|series| series.target == "extant") {
         let (row, rate) = (&series.row, series.median());
         for (other, least) in [("fio raw", OF_RAW), ("ext4 uring", 1.0), ("ext4 aio", 1.0)] {
             if let Some(of) = median(row, other).map(|other| rate / other) {

@@ -19,14 +19,18 @@ pub enum Below {
 }
 
 /// A loop device over a file; gone when it is dropped.
-struct Loop(PathBuf);
+pub(super) struct Loop(PathBuf);
 
 impl Loop {
-    fn over(path: &Path) -> Result<Loop> {
+    pub(super) fn over(path: &Path) -> Result<Loop> {
         let name = path.to_string_lossy();
         let device = tool("losetup", &["--find", "--show", "--direct-io=on", &name])
             .or_else(|_| tool("losetup", &["--find", "--show", &name]))?;
         Ok(Loop(device.into()))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
     }
 }
 

@@ -26,14 +26,14 @@ pub(super) enum Side {
     Extant(Fs, DirectFile),
 }
 
-fn mark(offset: u64, buffer: &mut [u8]) {
+pub(super) fn mark(offset: u64, buffer: &mut [u8]) {
     for (number, block) in buffer.chunks_mut(BLOCK).enumerate() {
         let offset = offset + (number * BLOCK) as u64;
         block[..8].copy_from_slice(&offset.to_le_bytes());
     }
 }
 
-fn check(offset: u64, buffer: &[u8]) -> Result<()> {
+pub(super) fn check(offset: u64, buffer: &[u8]) -> Result<()> {
     for (number, block) in buffer.chunks(BLOCK).enumerate() {
         let offset = offset + (number * BLOCK) as u64;
         ensure!(

@@ -1,6 +1,7 @@
 //! The cache over a file system that is not ext4: `support` says which.
 
 mod ahead;
+mod beside;
 mod direct;
 mod errors;
 mod model;

@@ -4,8 +4,9 @@ use std::io::IoSlice;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
+use extant_format::features::Incompat;
 use extant_format::inode::InodeFlags;
-use extant_iomap::{Alone, Overwrite, Overwritten};
+use extant_iomap::{Alone, DirectOptions, DirectOutcome};
 
 use super::io::{WriteAsk, check_changeable};
 use super::{FileMapper, WriteBy};
@@ -108,9 +109,9 @@ impl Inode {
     /// Any offset and length will do; [`direct`](Self::direct) gives direct I/O with the alignment
     /// rules of Linux.
     ///
-    /// Writes over allocated blocks that are below the stored size and not cached run concurrently
-    /// with each other and with readers, which may see a part of one. Any other write is exclusive,
-    /// like a write through the cache.
+    /// Writes of whole blocks that are not cached run concurrently with each other and with readers,
+    /// which may see a part of one; those that add the same blocks take turns. Any other write is
+    /// exclusive, like a write through the cache.
     ///
     /// # Errors
     ///
@@ -148,61 +149,73 @@ impl Inode {
     ///
     /// As [`write_direct_at`](Self::write_direct_at).
     pub fn write_direct_by(&self, by: WriteBy, bytes: &[u8], offset: u64) -> Result<usize> {
-        let how = Overwrite { unit: self.volume().block_size().bytes().into(), durable: false };
-        if let Overwritten::Done { .. } = self.overwrite(by, offset, bytes, how)? {
-            return Ok(bytes.len());
+        let how = DirectOptions { unit: self.volume().block_size().bytes().into(), durable: false };
+        let outcome = self.write_direct_shared(by, offset, bytes, how)?;
+        if let DirectOutcome::Done { written, .. } = outcome {
+            return Ok(written);
         }
         let parts = std::iter::once(bytes);
         self.write_parts(WriteAsk::at(offset).by(by).direct(), parts).map(|(_, written)| written)
     }
 
-    /// Writes over allocated blocks, with the content lock shared.
-    pub(super) fn overwrite(
+    /// Writes with the content lock shared, if nothing speaks against that.
+    pub(super) fn write_direct_shared(
         &self,
         by: WriteBy,
         offset: u64,
         bytes: &[u8],
-        how: Overwrite,
-    ) -> Result<Overwritten> {
+        how: DirectOptions,
+    ) -> Result<DirectOutcome> {
         self.check_contents()?;
         let (fs, node) = (self.fs(), self.node());
         let file = fs.file(node)?;
-        let len = bytes.len() as u64;
-        let outcome = match self.keeps_from_sharing(file, by, offset, len) {
-            Some(alone) => Overwritten::Alone(alone),
+        let end = offset.saturating_add(bytes.len() as u64);
+        let outcome = match self.keeps_from_sharing(file, by, end) {
+            Some(alone) => DirectOutcome::Alone(alone),
             None => fs.change(|| {
                 let _content = node.content.read();
                 // This is asked again, because it may have changed before the lock was taken.
-                if let Some(alone) = self.keeps_from_sharing(file, by, offset, len) {
-                    return Ok(Overwritten::Alone(alone));
+                if let Some(alone) = self.keeps_from_sharing(file, by, end) {
+                    return Ok(DirectOutcome::Alone(alone));
                 }
                 if by != WriteBy::Cache {
                     check_changeable(node.ino(), node.gist().flags)?;
                 }
                 let mapper = FileMapper { fs, node, file };
-                let outcome = file.cache.overwrite_direct(&mapper, offset, bytes, how)?;
-                if matches!(outcome, Overwritten::Done { .. }) && by != WriteBy::Cache {
+                let outcome = file.cache.write_direct_shared(&mapper, offset, bytes, how)?;
+                if matches!(outcome, DirectOutcome::Done { .. }) && by != WriteBy::Cache {
                     file.touch(self.volume().writer()?.now());
                     fs.note_dirty(node, file);
                 }
                 Ok::<_, FsError>(outcome)
             })?,
         };
-        if let Overwritten::Alone(alone) = outcome {
+        if let DirectOutcome::Alone(alone) = outcome {
             file.cache.count_alone(alone);
         }
         Ok(outcome)
     }
 
-    /// Returns why a write must be exclusive, as far as the inode tells: it changes more than the
-    /// bytes of allocated blocks.
-    pub(super) fn keeps_from_sharing(
-        &self,
-        file: &FileState,
-        by: WriteBy,
-        offset: u64,
-        len: u64,
-    ) -> Option<Alone> {
+    /// Returns why a write up to `end` must be exclusive, as far as the inode tells.
+    fn keeps_from_sharing(&self, file: &FileState, by: WriteBy, end: u64) -> Option<Alone> {
+        self.keeps_from_overwriting(file, by).or_else(|| {
+            if end <= file.size() {
+                return None;
+            }
+            let checked =
+                self.node().with(|data| crate::volume::check_size(self.volume(), data, end));
+            let has_inline = self.volume().features().has_incompat(Incompat::INLINE_DATA);
+            match checked {
+                Err(_) => Some(Alone::Extends),
+                // An empty file may become inline.
+                Ok(()) if file.size() == 0 && has_inline => Some(Alone::Inline),
+                Ok(()) => None,
+            }
+        })
+    }
+
+    /// Returns why a write inside the size must be exclusive, as far as the inode tells.
+    pub(super) fn keeps_from_overwriting(&self, file: &FileState, by: WriteBy) -> Option<Alone> {
         let flags = self.node().gist().flags;
         if flags.contains(InodeFlags::INLINE_DATA) {
             Some(Alone::Inline)
@@ -210,8 +223,6 @@ impl Inode {
             Some(Alone::Rights)
         } else if file.is_mapped() {
             Some(Alone::Mapped)
-        } else if offset.saturating_add(len) > file.size() {
-            Some(Alone::Extends)
         } else {
             None
         }

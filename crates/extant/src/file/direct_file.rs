@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 
 use extant_format::inode::InodeFlags;
-use extant_iomap::{Overwrite, Overwritten};
+use extant_iomap::{DirectOptions, DirectOutcome};
 
 use super::io::WriteAsk;
 use super::{FileMapper, WriteBy};
@@ -38,11 +38,12 @@ pub struct DirectAlignment {
 ///
 /// # Concurrency
 ///
-/// Writes to allocated blocks that are not cached run concurrently with each other and with
-/// readers, which may see a part of one; overwrites of data need no journal handle. Every other
-/// write is exclusive: one that extends the file, fills a hole, or covers a part of a block that
-/// has no data yet. `CacheStats` counts the kinds (`direct_overwrites`, `direct_conversions`,
-/// `direct_alone_…`).
+/// Writes to what is not cached run concurrently with each other and with readers, which may see a
+/// part of one. Overwrites of data need no journal handle; writes that fill holes, extend the file
+/// or give preallocated blocks their first data need one, and take turns with those that do so to
+/// the same blocks. Every other write is exclusive, such as one to a file with large clusters
+/// (`bigalloc`), with parts mapped, or whose data lies in the inode. `CacheStats` counts the kinds
+/// (`direct_overwrites`, `direct_conversions`, `direct_fills`, `direct_alone_…`).
 ///
 /// # Example
 ///
@@ -171,23 +172,23 @@ impl DirectFile {
         if bytes.is_empty() {
             return self.inode.write_direct_by(by, bytes, offset);
         }
-        let how = self.overwrites(synced);
-        let (written, durable) = match self.inode.overwrite(by, offset, bytes, how)? {
-            Overwritten::Done { durable } => (bytes.len(), durable),
-            Overwritten::Alone(_) => (self.inode.write_direct_alone(by, offset, bytes)?, false),
+        let how = self.options(synced);
+        let (written, durable) = match self.inode.write_direct_shared(by, offset, bytes, how)? {
+            DirectOutcome::Done { written, durable } => (written, durable),
+            DirectOutcome::Alone(_) => (self.inode.write_direct_alone(by, offset, bytes)?, false),
         };
         if synced {
             match durable {
-                true => self.inode.commit_map_for(offset + bytes.len() as u64)?,
+                true => self.inode.commit_map_for(offset + written as u64)?,
                 false => self.inode.sync_data()?,
             }
         }
         Ok(written)
     }
 
-    /// Returns the parameters of this file's overwrites.
-    pub(super) fn overwrites(&self, synced: bool) -> Overwrite {
-        Overwrite { unit: self.alignment.offset.into(), durable: synced }
+    /// Returns the options of this file's writes.
+    pub(super) fn options(&self, synced: bool) -> DirectOptions {
+        DirectOptions { unit: self.alignment.offset.into(), durable: synced }
     }
 
     /// Fails with [`FsError::Misaligned`] if the offset, the length or the memory is not aligned.

@@ -73,10 +73,11 @@ impl Inode {
         if writes {
             check_changeable(node.ino(), node.gist().flags).ok()?;
             let is_moved = node.unsynced().moved_by.load(Ordering::Acquire) != 0;
-            if is_moved || self.keeps_from_sharing(file, WriteBy::Program, offset, len).is_some() {
+            if is_moved || self.keeps_from_overwriting(file, WriteBy::Program).is_some() {
                 return None;
             }
-        } else if range.end > file.size() {
+        }
+        if range.end > file.size() {
             return None;
         }
         // A read counts as one from its departure.

@@ -10,7 +10,10 @@
 //! - J3. Requests that are not a single device operation are done afterwards, one by one, as by
 //!   [`DirectFile::read_at`] and [`DirectFile::write_at`], which also report what is wrong with
 //!   them.
-//! - J4. Unwritten blocks become written once the device has completed the whole batch, only for
+//! - J4. Whoever writes first data to unwritten blocks holds their range until it is published; a
+//!   request for blocks that another writer has is done afterwards, because a thread that waited
+//!   for a range might wait for itself.
+//! - J5. Unwritten blocks become written once the device has completed the whole batch, only for
 //!   the writes that succeeded, and before their results are returned.
 
 use std::cell::Cell;
@@ -21,7 +24,7 @@ use extant_base::sabotage;
 use extant_block::{
     AlignedBuffer, Completion, DeviceError, Engine, Finished, Operation, Queue, QueueOptions,
 };
-use extant_iomap::{Mapper, Overwrite, OverwritePart, Queued};
+use extant_iomap::{DirectOptions, Mapper, OverwritePart, Queued, RangeLocks};
 
 use super::direct_file::DirectFile;
 use super::{FileMapper, WriteBy, check_changeable};
@@ -331,7 +334,9 @@ impl<'f> DirectQueue<'f> {
         let mut wrote = false;
         let mut first = Vec::new();
         let ends = EndsOverwrite { mapper: may_write.then_some(&mapper), durable: Cell::new(true) };
-        let plan = |request: &DirectRequest| handle.plan(&mapper, request, may_write);
+        // Until the first data in them is published (J4).
+        let mut ranges = RangeLocks::new();
+        let plan = |request: &DirectRequest| handle.plan(&mapper, request, may_write, &mut ranges);
         self.device_queue().drive(batch, writes, plan, |request, target, result| {
             let len = request.buffer.len();
             if request.kind == (DirectKind::Write { synced: false }) {
@@ -339,7 +344,7 @@ impl<'f> DirectQueue<'f> {
             }
             wrote |= target.what != Queued::Read && result.is_ok();
             match result {
-                // Blocks whose write failed stay unwritten (J4).
+                // Blocks whose write failed stay unwritten (J5).
                 Err(error)
                     if target.what != Queued::First
                         || !sabotage("extant.direct.first-data-that-failed") =>
@@ -538,11 +543,12 @@ impl DirectFile {
 
     /// Returns the device operation of a request, if it is a single one. The caller holds the
     /// content lock, shared.
-    fn plan(
+    fn plan<'a>(
         &self,
-        mapper: &FileMapper<'_>,
+        mapper: &FileMapper<'a>,
         request: &DirectRequest,
         may_write: bool,
+        ranges: &mut RangeLocks<'a>,
     ) -> Option<Target> {
         let file = mapper.file;
         // The call that does the request afterwards reports the error.
@@ -559,12 +565,20 @@ impl DirectFile {
         let by = WriteBy::Program;
         if !may_write
             || !is_aligned
-            || self.inode().keeps_from_sharing(file, by, offset, len).is_some()
+            || range.end > file.size()
+            || self.inode().keeps_from_overwriting(file, by).is_some()
         {
             return None;
         }
-        let Overwrite { unit, .. } = self.overwrites(synced);
-        let plan = file.cache.plan_overwrite(mapper, range, unit).ok()?.ok()?;
+        let DirectOptions { unit, .. } = self.options(synced);
+        let mut plan = file.cache.plan_overwrite(mapper, range.clone(), unit).ok()?.ok()?;
+        if !plan.is_plain() {
+            if !file.cache.try_lock_range(range.clone(), ranges) {
+                return None;
+            }
+            // Whoever had it before may have given the blocks their first data.
+            plan = file.cache.plan_overwrite(mapper, range, unit).ok()?.ok()?;
+        }
         let [place] = plan.parts() else { return None };
         let what = if plan.is_plain() { Queued::Over } else { Queued::First };
         Some(Target { address: place.address, what, fua: synced })

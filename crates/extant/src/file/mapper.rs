@@ -173,6 +173,7 @@ impl FileMapper<'_> {
     fn pin(&self, at: u64, mut end: u64, before: Option<&Ticket>) -> Result<Placement<Ticket>> {
         let volume = self.volume();
         let alloc = volume.writer()?.alloc();
+        let _placing = self.file.placing.lock();
         let ratio = u64::from(volume.superblock().cluster_ratio().max(1));
         let into = at % ratio;
         if ratio > 1 {
@@ -235,7 +236,10 @@ impl FileMapper<'_> {
 
     /// Returns how the file is expected to grow behind blocks `at..end`, which have no place yet.
     fn growth(&self, at: u64, end: u64, continues: bool) -> Growth {
-        let is_end = at << self.bits() >= self.stored_size();
+        // Of threads that add to the file at once, the one in front may come last: there is no room
+        // to be kept behind its blocks, and only they fit in front of the others'.
+        let is_last = self.file.placed_last().is_none_or(|(last, _)| last < at);
+        let is_end = is_last && at << self.bits() >= self.stored_size();
         // Smaller files stay close together, and only a file with an open handle can grow.
         let ahead = match is_end && end >= GROWS_FROM && !self.node.life().is_unheld() {
             true => Growth::ahead_of(end, self.volume().superblock().blocks_per_group),
@@ -406,7 +410,8 @@ impl FileMapper<'_> {
             Placed::Over => read.is_none(),
             Placed::Nowhere => true,
             Placed::Convert | Placed::Pinned(_) => false,
-        }) && done.size_to.min(self.file.size()) <= stored;
+        }) && !done.grows
+            && done.size_to.min(self.file.size()) <= stored;
         if is_quiet {
             if read.is_none() {
                 self.volume().writer()?.dirty_files().wrote_in_place(self.node);
@@ -475,6 +480,9 @@ impl FileMapper<'_> {
             // device.
             let is_whole = rest.is_empty() || sabotage("extant.file.size-before-extents");
             let size_to = if is_whole { done.size_to } else { good_to.min(done.size_to) };
+            if rest.is_empty() && done.grows {
+                self.file.set_size(self.file.size().max(size_to));
+            }
             self.store_size(&mut txn, size_to)?;
             if rest.is_empty() {
                 return Ok(());
@@ -574,6 +582,11 @@ impl Mapper for FileMapper<'_> {
         self.file.set_size(size);
     }
 
+    fn adds_alone(&self) -> bool {
+        // Blocks in different ranges may share a cluster.
+        self.volume().superblock().cluster_ratio() > 1
+    }
+
     fn relieve(&self) -> Result<bool> {
         // A reader holds locks, so it does not wait for a thaw.
         let Some(_inside) = self.volume().writer()?.try_enter() else { return Ok(false) };
@@ -621,7 +634,7 @@ impl Mapper for FileMapper<'_> {
             }
             blocks
         };
-        // No other thread fills the hole: the content lock is held exclusively.
+        // No other thread fills the hole: the content lock is held exclusively, or the range.
         self.delay(found)
     }
 

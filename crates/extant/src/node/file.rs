@@ -37,6 +37,8 @@ pub(crate) struct FileState {
     /// The file block that was placed last plus one, and its device block: a hint for its
     /// neighbours.
     placed: (AtomicU64, AtomicU64),
+    /// Held while blocks are chosen: what several threads add at once lies in one place.
+    pub(crate) placing: Mutex<()>,
     /// Free clusters behind the end that other files leave alone.
     pub(crate) window: Mutex<Option<Window>>,
     /// Time of the last write, packed, if it is not stored yet; 0 otherwise.
@@ -67,6 +69,7 @@ impl FileState {
             map: RwLock::new(Rank::FileMap, delayed),
             cache: FileCache::new(cache),
             placed: (AtomicU64::new(0), AtomicU64::new(0)),
+            placing: Mutex::with_order(Rank::Writeback, 1, ()),
             window: Mutex::new(Rank::Leaf, None),
             stamp: AtomicU64::new(0),
             access: AtomicU64::new(0),
@@ -84,7 +87,8 @@ impl FileState {
         self.size.load(Ordering::Acquire)
     }
 
-    /// Sets the size that readers see. The caller holds the content lock exclusively.
+    /// Sets the size that readers see. The caller holds the content lock exclusively, or shared and
+    /// keeps writeback out.
     pub(crate) fn set_size(&self, size: u64) {
         self.size.store(size, Ordering::Release);
     }

@@ -252,7 +252,8 @@ fn first_data_of_preallocated_blocks_takes_one_handle_and_no_exclusive_lock() {
         // A part of a block that has none: its other part has to become zeros.
         file.write_at(&filled(8, 512), BLOCK + 512).unwrap();
         wanted[BLOCK as usize + 512..BLOCK as usize + 1024].fill(8);
-        assert_eq!(fs.io_stats().unwrap().direct_alone_parts, 1);
+        let stats = fs.io_stats().unwrap();
+        assert_eq!((stats.direct_conversions, alone(&stats)), (23, 0));
         let mut read = AlignedBuffer::zeroed(wanted.len());
         file.read_at(&mut read, 0).unwrap();
         assert!(read[..] == wanted);
@@ -274,32 +275,35 @@ fn what_has_to_be_alone_is_counted_by_its_reason() {
         let reasons = |fs: &Fs| {
             let stats = fs.io_stats().unwrap();
             [
+                stats.direct_fills,
                 stats.direct_alone_extends,
-                stats.direct_alone_hole,
                 stats.direct_alone_cached,
                 stats.direct_alone_mapped,
                 stats.direct_alone_rights,
             ]
         };
         assert_eq!(reasons(&fs), [1, 0, 0, 0, 0]);
-        inode.truncate(16 * BLOCK).unwrap();
+        inode.truncate(15 * BLOCK + 512).unwrap();
         file.write_at(&filled(2, BLOCK), 12 * BLOCK + 512).unwrap();
-        assert_eq!(reasons(&fs), [1, 1, 0, 0, 0]);
-        // Though parts of two blocks were written, they are not in memory any more: nobody else is in the way.
+        assert_eq!(reasons(&fs), [2, 0, 0, 0, 0]);
+        // Parts of two blocks were written, which have data now: nobody else is in the way.
         file.write_at(&filled(3, 512), 12 * BLOCK).unwrap();
-        assert_eq!(reasons(&fs), [1, 1, 0, 0, 0]);
+        assert_eq!(reasons(&fs), [2, 0, 0, 0, 0]);
+        // What lies between the end and this in the last block has to become zeros.
+        file.write_at(&filled(2, BLOCK), 17 * BLOCK).unwrap();
+        assert_eq!(reasons(&fs), [2, 1, 0, 0, 0]);
         inode.read_at(&mut [0; 100], 0).unwrap();
         file.write_at(&filled(4, BLOCK), 0).unwrap();
-        assert_eq!(reasons(&fs), [1, 1, 1, 0, 0]);
+        assert_eq!(reasons(&fs), [2, 1, 1, 0, 0]);
         file.write_at(&filled(5, BLOCK), 0).unwrap();
-        assert_eq!(reasons(&fs), [1, 1, 1, 0, 0], "what was cached is dropped");
+        assert_eq!(reasons(&fs), [2, 1, 1, 0, 0], "what was cached is dropped");
         let map = inode.map_shared(0..BLOCK, false).unwrap();
         file.write_at(&filled(6, BLOCK), 4 * BLOCK).unwrap();
-        assert_eq!(reasons(&fs), [1, 1, 1, 1, 0]);
+        assert_eq!(reasons(&fs), [2, 1, 1, 1, 0]);
         drop(map);
         inode.set_attributes(&extant::SetAttributes::new().permissions(0o4755)).unwrap();
         file.write_at(&filled(6, BLOCK), 4 * BLOCK).unwrap();
-        assert_eq!(reasons(&fs), [1, 1, 1, 1, 1]);
+        assert_eq!(reasons(&fs), [2, 1, 1, 1, 1]);
         assert_eq!(inode.metadata().mode() & 0o7777, 0o755);
         drop(file);
         fs.unmount().unwrap();

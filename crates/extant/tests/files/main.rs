@@ -5,6 +5,7 @@
 mod ahead;
 mod append;
 mod attempt;
+mod beside;
 mod contended;
 mod contents;
 mod direct;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use extant_iomap::{FileCache, Obstacle, Overwrite, Overwritten};
+use extant_iomap::{DirectOptions, DirectOutcome, FileCache, Obstacle};
 use extant_sync::{Rank, RwLock};
 
 use super::{Error, Fs};
@@ -136,14 +136,14 @@ impl TestFile {
         self.write_held(at, bytes)
     }
 
-    /// Past the cache: over what is there, if that does, else with the lock for itself.
+    /// Past the cache: beside others, if that does, else with the lock for itself.
     pub(crate) fn write_direct(&self, at: u64, bytes: &[u8]) -> Result<usize, Error> {
         {
             let _content = self.content.read();
-            let how = Overwrite { unit: self.block(), durable: false };
-            match self.data.overwrite_direct(self, at, bytes, how)? {
-                Overwritten::Done { .. } => return Ok(bytes.len()),
-                Overwritten::Alone(why) => self.data.count_alone(why),
+            let how = DirectOptions { unit: self.block(), durable: false };
+            match self.data.write_direct_shared(self, at, bytes, how)? {
+                DirectOutcome::Done { written, .. } => return Ok(written),
+                DirectOutcome::Alone(why) => self.data.count_alone(why),
             }
         }
         let _content = self.content.write();

@@ -125,6 +125,9 @@ impl Mapper for TestFile {
                 Seen::add(&self.fs.seen.published);
                 self.publish_one(&mut map, placement);
             }
+            if done.grows {
+                self.size.fetch_max(done.size_to, Ordering::SeqCst);
+            }
             self.stored.fetch_max(done.size_to.min(TestFile::size(self)), Ordering::SeqCst);
         }
         self.fs.hooks.run(Point::Published);

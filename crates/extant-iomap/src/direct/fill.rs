@@ -1,0 +1,285 @@
+//! Direct writes beside others that change the map: into holes, over blocks without data, behind
+//! the end (R5, R6).
+
+use std::ops::Range;
+
+use extant_base::sabotage;
+use extant_block::{AlignedBuffer, DeviceError};
+
+use super::{ASK, Alone, DirectOutcome, Look, Progress};
+use crate::contents::Contents;
+use crate::file::FileCache;
+use crate::mapping::{Done, Intent, Kind, Mapper, Placed, Placement};
+use crate::ranges::{RangeLock, RangeLocks};
+
+/// Why a write beside others goes no further.
+enum Stop {
+    /// It has to be alone.
+    Alone(Alone),
+    /// The device has failed.
+    Failed(DeviceError),
+}
+
+/// Whatever it is, the exclusive writer meets it again (R6).
+fn refused<E>(_error: E) -> Stop {
+    Stop::Alone(Alone::Refused)
+}
+
+/// A write of `bytes` at `range`, of which some lie in blocks without data.
+struct Fill<'a> {
+    range: Range<u64>,
+    bytes: &'a [u8],
+    contents: Contents<'a>,
+    block: u64,
+}
+
+impl FileCache {
+    /// Locks the blocks of a range, which is not empty, for a writer that may give them data. The
+    /// caller holds the content lock, shared, and waits for nobody who holds it until it has let
+    /// the range go.
+    fn lock_range(&self, range: Range<u64>) -> RangeLock<'_> {
+        self.ranges.lock(self.block_of(range))
+    }
+
+    /// Adds the blocks of a range, which is not empty, to those that a thread has locked, unless
+    /// another one has them or waits for them: then it returns false. For writers that give
+    /// unwritten blocks their first data by a queue; they hold them until that is
+    /// [published](Self::publish_queued).
+    pub fn try_lock_range<'a>(&'a self, range: Range<u64>, own: &mut RangeLocks<'a>) -> bool {
+        own.try_add(&self.ranges, self.block_of(range))
+    }
+
+    /// Writes beside others, also where there is no data yet.
+    pub(super) fn fill_shared<M: Mapper>(
+        &self,
+        mapper: &M,
+        offset: u64,
+        bytes: &[u8],
+        unit: u64,
+    ) -> Result<DirectOutcome, M::Error> {
+        let Some(end) = offset.checked_add(bytes.len() as u64) else {
+            return Ok(DirectOutcome::Alone(Alone::Extends));
+        };
+        let mut range = offset..end;
+        if bytes.is_empty() || !offset.is_multiple_of(unit) || !end.is_multiple_of(unit) {
+            return Ok(DirectOutcome::Alone(Alone::Parts));
+        }
+        let _lock = self.lock_range(range.clone());
+        if let Some(alone) = self.keeps_from_filling(mapper, &range) {
+            return Ok(DirectOutcome::Alone(alone));
+        }
+        let contents = mapper.contents()?;
+        mapper.begin_overwrite()?;
+        let block = 1 << self.cache.options.block_log2;
+        let fill = Fill { range: range.clone(), bytes, contents, block };
+        let mut progress = Progress::new(offset);
+        let filled = self.fill_range(mapper, &fill, &mut progress);
+        mapper.end_overwrite(false);
+        match filled {
+            Ok(()) => {}
+            Err(Stop::Alone(alone)) => {
+                self.take_back(mapper, progress);
+                return Ok(DirectOutcome::Alone(alone));
+            }
+            Err(Stop::Failed(error)) => {
+                // What is there before it is kept, and the next call meets the error.
+                range.end = progress.at.min(end);
+                if range.end <= offset {
+                    self.take_back(mapper, progress);
+                    return Err(error.into());
+                }
+            }
+        }
+        let adds = !progress.new.is_empty();
+        let converts = !progress.placements.is_empty();
+        let grows = self.publish_fill(mapper, &range, progress)?;
+        let written_to = range.end;
+        if self.has_any(range, Look::Last) && !sabotage("iomap.direct.not-looked-again") {
+            return Ok(DirectOutcome::Alone(Alone::Cached)); // R3, R4.
+        }
+        let counters = &self.cache.counters;
+        match (adds || grows, converts) {
+            (true, _) => counters.direct_fills.add(1),
+            (false, true) => counters.direct_conversions.add(1),
+            // Another writer gave the blocks their data first.
+            (false, false) => counters.direct_overwrites.add(1),
+        }
+        let written = (written_to - offset) as usize;
+        Ok(DirectOutcome::Done { written, durable: false })
+    }
+
+    /// Returns why a write that changes the map has to be alone, as far as is known before it.
+    fn keeps_from_filling<M: Mapper>(&self, mapper: &M, range: &Range<u64>) -> Option<Alone> {
+        let size = mapper.size();
+        let is_inside_block = !size.is_multiple_of(1 << self.cache.options.block_log2);
+        if mapper.is_staged() || self.has_any(self.block_of(range.clone()), Look::Passing) {
+            Some(Alone::Cached)
+        } else if mapper.adds_alone() {
+            Some(Alone::Hole)
+        } else if range.start > size && is_inside_block {
+            // What lies between the end and the write in the last block has to become zeros.
+            Some(Alone::Extends)
+        } else {
+            None
+        }
+    }
+
+    /// Writes the bytes, with zeros around them in blocks that have no data.
+    fn fill_range<M: Mapper>(
+        &self,
+        mapper: &M,
+        fill: &Fill<'_>,
+        progress: &mut Progress<M::Ticket>,
+    ) -> Result<(), Stop> {
+        let blocks = self.block_of(fill.range.clone());
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let ask = at..blocks.end.max(at.saturating_add(ASK));
+            let mapping = self.mapping(mapper, ask, Intent::Read).map_err(refused)?;
+            let end = mapping.end().min(blocks.end);
+            match (&mapping.kind, mapping.address_of(at)) {
+                (Kind::Mapped(_), Some(address)) => {
+                    let part = at.max(fill.range.start)..end.min(fill.range.end);
+                    self.write_part(fill, part.clone(), address + (part.start - at))?;
+                    progress.at = part.end;
+                }
+                (Kind::Unwritten(_), Some(address)) => {
+                    self.write_padded(fill, at..end, address)?;
+                    let (offset, len) = (at, end - at);
+                    progress.push(Placement { offset, len, address, placed: Placed::Convert });
+                }
+                (Kind::Hole, _) => self.fill_hole(mapper, fill, at..end, progress)?,
+                (Kind::Inline(_), _) => return Err(Stop::Alone(Alone::Inline)),
+                // Delayed blocks are dirty in the cache, or were promised for others.
+                _ => return Err(Stop::Alone(Alone::Cached)),
+            }
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// Takes blocks for a hole and writes to them.
+    fn fill_hole<M: Mapper>(
+        &self,
+        mapper: &M,
+        fill: &Fill<'_>,
+        hole: Range<u64>,
+        progress: &mut Progress<M::Ticket>,
+    ) -> Result<(), Stop> {
+        let mut at = hole.start;
+        while at < hole.end {
+            let mapping = mapper.map(at..hole.end, Intent::Write).map_err(refused)?;
+            let mapped_to = mapping.end().min(hole.end);
+            let is_new = mapping.flags.is_new && mapping.kind == Kind::Delayed;
+            progress.new.push(mapping);
+            if !is_new {
+                return Err(Stop::Alone(Alone::Cached));
+            }
+            while at < mapped_to {
+                let placement = mapper.place(at..mapped_to, progress.last_ticket());
+                let placement = placement.map_err(refused)?;
+                if matches!(placement.placed, Placed::Nowhere) {
+                    return Err(Stop::Alone(Alone::Refused));
+                }
+                let end = placement.end();
+                if let Err(stop) = self.write_padded(fill, at..end, placement.address) {
+                    mapper.give_back(placement);
+                    return Err(stop);
+                }
+                progress.push(placement);
+                at = end;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the bytes of a part of the range.
+    fn write_part(&self, fill: &Fill<'_>, part: Range<u64>, address: u64) -> Result<(), Stop> {
+        let from = (part.start - fill.range.start) as usize;
+        let len = part.end - part.start;
+        let bytes = &fill.bytes[from..from + len as usize];
+        fill.contents.write_at(part.start, address, bytes).map_err(Stop::Failed)?;
+        self.cache.counters.direct_writes.add(1);
+        self.cache.counters.bytes_written_direct.add(len);
+        Ok(())
+    }
+
+    /// Writes whole blocks without data: the bytes of the range in them, and zeros in the rest.
+    fn write_padded(&self, fill: &Fill<'_>, blocks: Range<u64>, address: u64) -> Result<(), Stop> {
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let part = at.max(fill.range.start)..blocks.end.min(fill.range.end);
+            let whole_end = part.end & !(fill.block - 1);
+            let to = address + (at - blocks.start);
+            if part.start == at && whole_end > at {
+                self.write_part(fill, at..whole_end, to)?;
+                at = whole_end;
+                continue;
+            }
+            let part = part.start..part.end.min(at + fill.block);
+            if sabotage("iomap.direct.fill-not-padded") {
+                self.write_part(fill, part.clone(), to + (part.start - at))?;
+                at += fill.block;
+                continue;
+            }
+            let mut padded = AlignedBuffer::zeroed(fill.block as usize);
+            let from = (part.start - fill.range.start) as usize;
+            let bytes = &fill.bytes[from..from + (part.end - part.start) as usize];
+            padded[(part.start - at) as usize..][..bytes.len()].copy_from_slice(bytes);
+            fill.contents.write_at(at, to, &padded).map_err(Stop::Failed)?;
+            self.cache.counters.direct_writes.add(1);
+            self.cache.counters.bytes_written_direct.add(fill.block);
+            at += fill.block;
+        }
+        Ok(())
+    }
+
+    /// Puts what was written into the map, and moves the end. Returns whether the file grew.
+    fn publish_fill<M: Mapper>(
+        &self,
+        mapper: &M,
+        range: &Range<u64>,
+        mut progress: Progress<M::Ticket>,
+    ) -> Result<bool, M::Error> {
+        let kept_out = self.keep_writeback_out(); // M5; and one writer at a time moves the end.
+        let mut size_to = 0;
+        if range.end > mapper.stored_size() {
+            // The stored size passes nothing that is dirty before it.
+            let before = match sabotage("iomap.direct.size-passes-dirty") {
+                true => Ok(0),
+                false => self.write_back_kept_out(mapper, 0..range.start, &kept_out),
+            };
+            if let Err(error) = before {
+                drop(kept_out);
+                self.take_back(mapper, progress);
+                return Err(error);
+            }
+            size_to = range.end;
+        }
+        let size = mapper.size();
+        let grows = range.end > size;
+        let placements = std::mem::take(&mut progress.placements);
+        let published = mapper.publish(Done { placements, size_to, grows });
+        if published.is_err() {
+            if mapper.size() > size {
+                mapper.set_size(size);
+            }
+            // None of it counts as used: what is in the map already is not delayed any more.
+            progress.at = range.start;
+        } else {
+            progress.at = self.block_of(range.clone()).end;
+        }
+        self.end_all(mapper, &progress);
+        drop(kept_out);
+        published.map(|()| grows)
+    }
+
+    /// Gives everything back that a write has taken, and that is not in the map.
+    fn take_back<M: Mapper>(&self, mapper: &M, mut progress: Progress<M::Ticket>) {
+        for placement in std::mem::take(&mut progress.placements) {
+            mapper.give_back(placement);
+        }
+        progress.at = 0;
+        self.end_all(mapper, &progress);
+    }
+}

@@ -1,0 +1,302 @@
+//! Direct writes of several threads to one file that add blocks to it: what each was told is written is there, no
+//! block is lost or shared, and nobody waits for whom he does not have to.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use extant::{AlignedBuffer, DirectFile, Fallocate, Fs, FsError, MountOptions, NewInode};
+use extant_base::Prng;
+use extant_block::{MemoryDevice, Operation, SharedDevice};
+use extant_check::CheckOptions;
+use extant_sync::threads::{scope, workers};
+use extant_sync::{Condvar, FixedClock, Mutex, Rank};
+use extant_testkit::oracle::{e2fsck, mke2fs};
+use extant_testkit::{Hooked, image, require, tempdir};
+
+const SECTOR: u64 = 512;
+const WRITERS: usize = 4;
+
+const LAYOUTS: &[&[&str]] = &[
+    &["-t", "ext4", "-b", "4096"],
+    &["-t", "ext4", "-b", "1024", "-O", "quota,project"],
+    &["-t", "ext4", "-b", "4096", "-O", "bigalloc", "-C", "16384"],
+    &["-t", "ext4", "-b", "4096", "-O", "inline_data,^has_journal"],
+    &["-t", "ext3", "-b", "1024"],
+];
+
+fn make(size: &str, arguments: &[&str]) -> Result<MemoryDevice, String> {
+    let dir = tempdir().map_err(|error| error.to_string())?;
+    let path = dir.path().join("image");
+    mke2fs(&path, size, arguments)?;
+    Ok(image::load(&path))
+}
+
+fn mount(device: SharedDevice) -> Fs {
+    let clock = Arc::new(FixedClock::at(1_700_000_000, 0));
+    let options = MountOptions::new().read_only(false).background(false).seed(1).clock(clock);
+    options.open_shared(device).unwrap()
+}
+
+fn create(fs: &Fs) -> DirectFile {
+    fs.create("/file", &NewInode::root(0o644)).unwrap().direct().unwrap()
+}
+
+/// What `/file` holds for who mounts what is on the device now; both checkers find nothing there.
+fn after_a_cut(device: &MemoryDevice) -> Result<Vec<u8>, String> {
+    let device = Arc::new(device.snapshot());
+    let fs = mount(Arc::clone(&device) as SharedDevice);
+    let contents = fs.read("/file").unwrap();
+    fs.unmount().unwrap();
+    let report = extant_check::check(&*device, &CheckOptions::default()).unwrap();
+    assert!(report.is_clean(), "{:#?}", report.problems);
+    let dir = tempdir().map_err(|error| error.to_string())?;
+    let path = dir.path().join("image");
+    image::save(&device, &path);
+    e2fsck(&path)?.assert_clean();
+    Ok(contents)
+}
+
+/// Whether the image has to be ended before anybody calls it clean.
+fn is_without_journal(arguments: &[&str]) -> bool {
+    arguments.iter().any(|argument| argument.contains("^has_journal"))
+}
+
+/// Who writes this piece.
+fn owner(piece: u64) -> usize {
+    // No two neighbours have one owner, and no step of a power of two shows a pattern.
+    ((piece ^ piece >> 2) % WRITERS as u64) as usize
+}
+
+#[test]
+fn pieces_of_blocks_by_four_threads_are_all_there_in_every_layout() {
+    let run = |arguments: &[&str]| {
+        let device = Arc::new(make("48M", arguments)?);
+        let fs = mount(Arc::clone(&device) as SharedDevice);
+        let file = create(&fs);
+        // Half of them lies in a hole, half behind the end, preallocated where that can be.
+        const PIECES: u64 = 3000;
+        file.inode().truncate(PIECES / 2 * SECTOR).unwrap();
+        if file.inode().uses_extents() {
+            let how = Fallocate::Allocate { keep_size: true };
+            file.inode().fallocate(how, PIECES / 2 * SECTOR..PIECES * SECTOR).unwrap();
+        }
+        workers("writer", WRITERS, |own| {
+            let mut random = Prng::new(own as u64);
+            let mut left: Vec<u64> = (0..PIECES).filter(|piece| owner(*piece) == own).collect();
+            let mut bytes = AlignedBuffer::zeroed(SECTOR as usize);
+            while !left.is_empty() {
+                let piece = left.swap_remove(random.below(left.len() as u64) as usize);
+                bytes.fill(piece as u8 | 1);
+                assert_eq!(file.write_at(&bytes, piece * SECTOR).unwrap(), bytes.len());
+                // What is written stays, whatever the others do to its block.
+                if random.one_in(4) {
+                    let mut seen = AlignedBuffer::zeroed(SECTOR as usize);
+                    file.read_at(&mut seen, piece * SECTOR).unwrap();
+                    assert!(seen[..] == bytes[..], "piece {piece}");
+                }
+            }
+        })
+        .unwrap();
+        let wanted: Vec<u8> = (0..PIECES * SECTOR).map(|at| (at / SECTOR) as u8 | 1).collect();
+        assert!(file.inode().read_all().unwrap() == wanted, "{arguments:?}");
+        file.inode().sync().unwrap();
+        if !is_without_journal(arguments) {
+            assert!(after_a_cut(&device)? == wanted, "{arguments:?}");
+        }
+        // All blocks go back.
+        let inode = file.inode().clone();
+        inode.truncate(0).unwrap();
+        assert_eq!(inode.metadata().blocks, 0, "{arguments:?}");
+        drop((file, inode));
+        fs.unmount().unwrap();
+        after_a_cut(&device).map(drop)
+    };
+    for arguments in LAYOUTS {
+        require!(run(arguments));
+    }
+}
+
+#[test]
+fn four_threads_that_append_take_no_exclusive_lock() {
+    let run = || {
+        let device = Arc::new(make("64M", LAYOUTS[0])?);
+        let fs = mount(Arc::clone(&device) as SharedDevice);
+        let file = create(&fs);
+        const BLOCK: u64 = 4096;
+        const BLOCKS: u64 = 2000;
+        let next = AtomicU64::new(0);
+        workers("writer", WRITERS, |_| {
+            let mut bytes = AlignedBuffer::zeroed(BLOCK as usize);
+            loop {
+                let block = next.fetch_add(1, Ordering::Relaxed);
+                if block >= BLOCKS {
+                    break;
+                }
+                bytes.fill(block as u8 | 1);
+                assert_eq!(file.write_at(&bytes, block * BLOCK).unwrap(), bytes.len());
+            }
+        })
+        .unwrap();
+        let stats = fs.io_stats().unwrap();
+        let alone: u64 = stats
+            .named()
+            .iter()
+            .filter(|(name, _)| name.starts_with("direct_alone"))
+            .map(|(_, count)| count)
+            .sum();
+        assert_eq!((stats.direct_fills, alone, stats.folios_made), (BLOCKS, 0, 0));
+        // Though they took turns, the file lies together.
+        let pieces = file.inode().fiemap(0..BLOCKS * BLOCK, 1000, true).unwrap();
+        // One for each time that a thread overtook others by more than a block, and not for each block.
+        assert!(pieces.len() <= 40, "{} pieces", pieces.len());
+        file.inode().sync().unwrap();
+        let wanted: Vec<u8> = (0..BLOCKS * BLOCK).map(|at| (at / BLOCK) as u8 | 1).collect();
+        assert!(after_a_cut(&device)? == wanted);
+        drop(file);
+        fs.unmount().unwrap();
+        after_a_cut(&device).map(drop)
+    };
+    require!(run());
+}
+
+/// Writes of nothing but this value wait until they are let go.
+const STALLS: u8 = 0xEE;
+
+struct Stalls {
+    /// Whether such a write waits, or has.
+    waits: AtomicBool,
+    goes: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Stalls {
+    fn new() -> Stalls {
+        let goes = Mutex::new(Rank::Leaf, false);
+        Stalls { waits: AtomicBool::new(false), goes, changed: Condvar::new() }
+    }
+
+    fn let_go(&self) {
+        *self.goes.lock() = true;
+        self.changed.notify_all();
+    }
+}
+
+fn stall(stalls: &Stalls, batch: &[Operation]) {
+    let is_slow = |operation: &Operation| match operation {
+        Operation::Write { buffer, .. } => buffer.iter().all(|byte| *byte == STALLS),
+        _ => false,
+    };
+    if batch.iter().any(is_slow) {
+        stalls.waits.store(true, Ordering::SeqCst);
+        let mut goes = stalls.goes.lock();
+        while !*goes {
+            stalls.changed.wait(&mut goes);
+        }
+    }
+}
+
+#[test]
+fn a_write_into_a_hole_that_the_device_takes_long_over_holds_up_nobody_but_its_blocks() {
+    let run = || {
+        const BLOCK: u64 = 4096;
+        let device = Hooked::over(make("32M", LAYOUTS[0])?, Stalls::new(), stall);
+        let fs = mount(Arc::clone(&device) as SharedDevice);
+        let file = create(&fs);
+        file.inode().truncate(64 * BLOCK).unwrap();
+        let filled = |value: u8, len: u64| {
+            let mut bytes = AlignedBuffer::zeroed(len as usize);
+            bytes.fill(value);
+            bytes
+        };
+        scope(|threads| {
+            let slow = threads.spawn("slow", || file.write_at(&filled(STALLS, BLOCK), 8 * BLOCK));
+            let slow = slow.unwrap();
+            while !device.state.waits.load(Ordering::SeqCst) {
+                std::thread::yield_now();
+            }
+            // All of these would wait for it if it had the file alone.
+            file.write_at(&filled(2, BLOCK), 9 * BLOCK).unwrap();
+            file.write_at(&filled(3, SECTOR), 20 * BLOCK + SECTOR).unwrap();
+            file.write_at(&filled(4, 2 * BLOCK), 64 * BLOCK).unwrap();
+            assert_eq!(file.inode().size(), 66 * BLOCK);
+            let mut seen = AlignedBuffer::zeroed(BLOCK as usize);
+            file.read_at(&mut seen, 9 * BLOCK).unwrap();
+            assert!(seen.iter().all(|byte| *byte == 2));
+            // What it writes is not there yet, and neither is anything else.
+            file.read_at(&mut seen, 8 * BLOCK).unwrap();
+            assert!(seen.iter().all(|byte| *byte == 0));
+            file.inode().sync().unwrap();
+            // Its own block is its own until then.
+            let same = threads.spawn("same", || file.write_at(&filled(5, SECTOR), 8 * BLOCK));
+            let same = same.unwrap();
+            let cuts = threads.spawn("cuts", || file.inode().truncate(65 * BLOCK)).unwrap();
+            device.state.let_go();
+            assert_eq!(slow.join().unwrap().unwrap() as u64, BLOCK);
+            assert_eq!(same.join().unwrap().unwrap() as u64, SECTOR);
+            cuts.join().unwrap().unwrap();
+        })
+        .unwrap();
+        let mut wanted = vec![0; 65 * BLOCK as usize];
+        let mut put = |value: u8, at: u64, len: u64| {
+            wanted[at as usize..(at + len) as usize].fill(value);
+        };
+        put(STALLS, 8 * BLOCK, BLOCK);
+        put(5, 8 * BLOCK, SECTOR);
+        put(2, 9 * BLOCK, BLOCK);
+        put(3, 20 * BLOCK + SECTOR, SECTOR);
+        put(4, 64 * BLOCK, BLOCK);
+        assert!(file.inode().read_all().unwrap() == wanted);
+        file.inode().sync().unwrap();
+        assert!(after_a_cut(&device.below)? == wanted);
+        drop(file);
+        fs.unmount().unwrap();
+        after_a_cut(&device.below).map(drop)
+    };
+    require!(run());
+}
+
+#[test]
+fn writers_that_fill_the_file_system_lose_nothing_that_was_taken() {
+    let run = |arguments: &[&str]| {
+        let device = Arc::new(make("8M", arguments)?);
+        let fs = mount(Arc::clone(&device) as SharedDevice);
+        let file = create(&fs);
+        const PIECE: u64 = 16 << 10;
+        let next = AtomicU64::new(0);
+        let taken = workers("writer", WRITERS, |_| {
+            let mut bytes = AlignedBuffer::zeroed(PIECE as usize);
+            let mut taken = Vec::new();
+            loop {
+                let piece = next.fetch_add(1, Ordering::Relaxed);
+                bytes.fill(piece as u8 | 1);
+                match file.write_at(&bytes, piece * PIECE) {
+                    Ok(written) => taken.push((piece, written)),
+                    Err(FsError::NoSpace { .. }) => return taken,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        })
+        .unwrap();
+        file.inode().sync().unwrap();
+        let contents = match is_without_journal(arguments) {
+            true => file.inode().read_all().unwrap(),
+            false => after_a_cut(&device)?,
+        };
+        let mut bytes = 0;
+        for (piece, written) in taken.into_iter().flatten() {
+            let at = (piece * PIECE) as usize;
+            let part = &contents[at..at + written];
+            assert!(part.iter().all(|byte| *byte == piece as u8 | 1), "piece {piece}");
+            bytes += written;
+        }
+        assert!(bytes > 3 << 20, "{bytes} bytes fit");
+        drop(file);
+        fs.remove_file("/file").unwrap();
+        fs.write("/file", [7; 100]).unwrap();
+        fs.unmount().unwrap();
+        after_a_cut(&device).map(drop)
+    };
+    for arguments in LAYOUTS {
+        require!(run(arguments));
+    }
+}
