@@ -83,6 +83,7 @@
     allow(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)
 )]
 
+mod behind;
 mod block;
 mod checkpoint;
 mod client;
@@ -110,6 +111,7 @@ mod waiting;
 mod work;
 mod write;
 
+pub use behind::newer_at_home;
 pub use client::{
     AbortReason, Client, Description, EncodeError, EncodeSink, FastSink, Image, JournalBlock,
     JournalError, JournalOpenError, JournalOptions, JournalStats, Mutations, Tid, tid_geq,

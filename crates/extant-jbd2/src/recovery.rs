@@ -5,6 +5,7 @@ use std::sync::Arc;
 use extant_base::{FsBlock, sabotage};
 use extant_format::jbd2::{JournalSuperblock, RevokeRecords, Tid};
 
+use crate::behind::goes_on;
 use crate::error::RecoveryError;
 use crate::fast_commit::{self, FastCommitOverlay};
 use crate::log::{JournalReader, check_fits};
@@ -141,6 +142,12 @@ pub fn recover(
                     Err(error) => return Err(error),
                 }
             };
+            let end = Tid(superblock.sequence.0.wrapping_add(scan.transactions));
+            if replay.broken.is_none()
+                && let Some(found) = goes_on(log, superblock, (scan.head, end))?
+            {
+                replay.broken = Some(Arc::new(RecoveryError::Gap { tid: end, found }));
+            }
             (scan, revokes)
         }
     };

@@ -143,7 +143,13 @@ impl RecoveredLog {
         home.flush().map_err(RecoveryError::Write)?;
         let log = store.superblock().log();
         let goes_on = store.superblock().goes_round() && log.contains(&replay.head);
-        let start = if goes_on { replay.head } else { log.start };
+        let mut start = if goes_on { replay.head } else { log.start };
+        if replay.broken.is_some() {
+            // There begins the transaction that is damaged, which has the number of the next one. Behind
+            // its first block lies the copy of a block, which never looks like the log's own.
+            let behind = start.saturating_add(1);
+            start = if log.contains(&behind) { behind } else { log.start };
+        }
         let sequence = replay.end_tid;
         let resumed = JournalSuperblock {
             errno: 0,

@@ -7,8 +7,8 @@ use extant_format::extent::ExtentState;
 use extant_format::inode::{FileKind, InodeFlags};
 use extant_format::record::{self, Record};
 use extant_jbd2::{
-    DamagedBlocks, JournalRun, LOG_BLOCKS_MAX, LogStore, MappedJournal, RecoveryOptions,
-    ReplayedDevice, recover,
+    DamagedBlocks, JournalRun, LOG_BLOCKS_MAX, LogStore, MappedJournal, RecoveryError,
+    RecoveryOptions, ReplayedDevice, newer_at_home, recover,
 };
 
 use crate::image::Image;
@@ -37,7 +37,7 @@ pub(crate) fn replay(image: &Image) -> Result<Option<Replayed>, String> {
     if runs.is_empty() {
         return Err("it has no blocks".to_owned());
     }
-    let text = |error: extant_jbd2::RecoveryError| error.to_string();
+    let text = |error: RecoveryError| error.to_string();
     let log = Arc::new(MappedJournal::new(image.shared(), image.sb.block_size, runs));
     let store = LogStore::internal(log).map_err(text)?;
     if !store.superblock().is_dirty() {
@@ -46,11 +46,13 @@ pub(crate) fn replay(image: &Image) -> Result<Option<Replayed>, String> {
     let options =
         RecoveryOptions { fs_blocks: image.sb.blocks_count, damaged: DamagedBlocks::Skip };
     let seen = recover(store.reader(), store.superblock(), &options).map_err(text)?;
-    if let Some(broken) = &seen.broken
-        && !matches!(**broken, extant_jbd2::RecoveryError::CommitChecksum { .. })
-    {
-        // As a repair does of two that are as good: what lies there is later, or as old.
-        return Err(broken.to_string());
+    if let Some(broken) = &seen.broken {
+        let newer = newer_at_home(&**store.reader(), store.superblock(), &seen, &*image.shared())
+            .map_err(text)?;
+        if !newer.is_empty() {
+            // A repair would see which is in better order.
+            return Err(broken.to_string());
+        }
     }
     let reader: Arc<dyn extant_jbd2::JournalReader> = Arc::clone(store.reader()) as _;
     let fast_commits = seen.fast_commits.as_ref().map_or(0, |fast| fast.commits());
