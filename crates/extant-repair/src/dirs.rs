@@ -375,6 +375,12 @@ fn revive(state: &mut State, problems: &[Problem]) -> Fixed<bool> {
         let mut descriptor = state.group(group.0)?;
         let is_uninit = descriptor.flags.contains(GroupFlags::INODE_UNINIT);
         let scanned = state.sb.inodes_per_group.saturating_sub(descriptor.itable_unused);
+        // Another directory's names have led here in this round: what this one says of the group is
+        // as old as what that one said.
+        if state.revived.contains(&group) {
+            found = true;
+            continue;
+        }
         if !is_uninit && at < scanned {
             continue;
         }
@@ -388,6 +394,7 @@ fn revive(state: &mut State, problems: &[Problem]) -> Fixed<bool> {
         descriptor.flags.remove(GroupFlags::INODE_UNINIT);
         descriptor.itable_unused = 0;
         state.set_group(group.0, descriptor)?;
+        state.revived.insert(group);
         found = true;
     }
     Ok(found)
