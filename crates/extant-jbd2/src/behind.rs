@@ -9,7 +9,8 @@
 //! # Rules
 //!
 //! - A block of the journal's own counts if its number is that of the transaction that is missing,
-//!   or one that the ring has room for behind it: older blocks have smaller numbers.
+//!   or one that the ring has room for behind it: older blocks have smaller numbers. Its checksum is
+//!   right, in logs that have one in each block: what an older journal left in the place has others.
 //! - Whatever lies between the end and the last of those blocks was written after the part before
 //!   the end: the log is written in order.
 
@@ -18,7 +19,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use extant_base::FsBlock;
 use extant_block::BlockDevice;
-use extant_format::jbd2::{BlockHeader, BlockType, FcRecord, FcRecords, JournalSuperblock, Tid};
+use extant_format::jbd2::{
+    BlockHeader, BlockType, CommitBlock, FcRecord, FcRecords, JournalSuperblock, LogFormat, Tid,
+    verify_tail,
+};
 
 use crate::error::RecoveryError;
 use crate::log::JournalReader;
@@ -39,6 +43,14 @@ fn follows(tid: Tid, end: Tid, len: u32) -> bool {
     tid.0.wrapping_sub(end.0) <= len
 }
 
+/// Returns whether the checksum of a block of the journal's own is right, if it has one.
+fn is_whole(format: &LogFormat, header: BlockHeader, bytes: &[u8]) -> bool {
+    match header.block_type {
+        BlockType::Commit => CommitBlock::verify(format, bytes).is_ok(),
+        _ => verify_tail(format, bytes).is_ok(),
+    }
+}
+
 fn behind(
     log: &dyn JournalReader,
     superblock: &JournalSuperblock,
@@ -48,6 +60,7 @@ fn behind(
     let len = u32::try_from(ring.len()).unwrap_or(u32::MAX);
     let (mut blocks, mut certain, mut found) = (Vec::new(), 0, None);
     let mut bytes = vec![0; superblock.block_size.len()];
+    let format = superblock.log_format();
     let mut next = head;
     for _ in 0..u64::from(len).min(LOG_BLOCKS_MAX) {
         if !ring.contains(&next) {
@@ -65,7 +78,7 @@ fn behind(
             header.block_type,
             BlockType::Descriptor | BlockType::Revoke | BlockType::Commit
         );
-        if is_own && follows(header.tid, end, len) {
+        if is_own && follows(header.tid, end, len) && is_whole(&format, header, &bytes) {
             certain = blocks.len();
             found = found.or(Some(header.tid).filter(|tid| *tid != end));
         }
@@ -121,6 +134,13 @@ pub fn newer_at_home(
         log.read_block(block, &mut bytes)?;
         later.extend(mark(&bytes));
     }
+    // What a change and its opposite leave is older than the part where the part has it as well.
+    for block in before(superblock, replay.head) {
+        log.read_block(block, &mut bytes)?;
+        if let Some(mark) = mark(&bytes) {
+            later.remove(&mark);
+        }
+    }
     let mut copy = bytes.clone();
     for (block, location) in replay.blocks.iter() {
         let Some(offset) = superblock.block_size.offset_of(block) else { continue };
@@ -133,6 +153,50 @@ pub fn newer_at_home(
         }
     }
     Ok(newer)
+}
+
+/// Returns the blocks of the log before its end, in order.
+fn before(superblock: &JournalSuperblock, head: u32) -> impl Iterator<Item = u32> {
+    let (ring, start) = (superblock.log(), superblock.start);
+    let (first, second) = match start <= head {
+        true => (start..head, 0..0),
+        false => (start..ring.end, ring.start..head),
+    };
+    first.chain(second)
+}
+
+/// Leaves out of a replay the earlier copies of blocks whose latest one is damaged, where home has
+/// what that one was: its checksum is that of the tag. Nothing of such a block is lost.
+pub(crate) fn keep_home(
+    superblock: &JournalSuperblock,
+    replay: &mut Replay,
+    home: &dyn BlockDevice,
+) {
+    if replay.damaged.is_empty() {
+        return;
+    }
+    let format = superblock.log_format();
+    let len = u32::try_from(superblock.log().len()).unwrap_or(u32::MAX).max(1);
+    let place = |block: u32| match block.checked_sub(superblock.start) {
+        Some(place) => place,
+        None => block.saturating_add(len).saturating_sub(superblock.start),
+    };
+    let mut bytes = vec![0; superblock.block_size.len()];
+    let (mut gone, blocks) = (Vec::new(), &replay.blocks);
+    replay.damaged.retain(|damaged| {
+        let at_home = superblock.block_size.offset_of(damaged.fs_block);
+        let is_read = at_home.is_some_and(|offset| home.read_at(offset, &mut bytes).is_ok());
+        if !is_read || !damaged.is_copy_of(&format, &mut bytes) {
+            return true;
+        }
+        if let Some(location) = blocks.get(damaged.fs_block)
+            && place(location.block) < place(damaged.block)
+        {
+            gone.push(damaged.fs_block);
+        }
+        false
+    });
+    replay.blocks.remove(&gone);
 }
 
 /// What tells the contents of a block from others; `None` where all of its bytes are the same, as in

@@ -127,7 +127,9 @@ pub use handle::Handle;
 pub use journal::Journal;
 pub use log::{JournalReader, JournalRun, MappedJournal, load_superblock};
 pub use overlay::{LogLocation, Overlay};
-pub use recovery::{DamagedBlock, DamagedBlocks, RecoveryOptions, Replay, recover};
+pub use recovery::{
+    DamagedBlock, DamagedBlocks, RecoveryOptions, Replay, recover, recover_damaged,
+};
 pub use replay::{RecoveredLog, recover_to_device};
 pub use scan::{LOG_BLOCKS_MAX, ScanStop};
 pub use store::LogStore;

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use extant_base::{FsBlock, sabotage};
-use extant_format::jbd2::{JournalSuperblock, RevokeRecords, Tid};
+use extant_block::BlockDevice;
+use extant_format::jbd2::{JournalSuperblock, LogFormat, RevokeRecords, Tag, TagFlags, Tid};
 
-use crate::behind::goes_on;
+use crate::behind::{goes_on, keep_home};
 use crate::error::RecoveryError;
 use crate::fast_commit::{self, FastCommitOverlay};
 use crate::log::{JournalReader, check_fits};
@@ -49,6 +50,25 @@ pub struct DamagedBlock {
     pub fs_block: FsBlock,
     /// Block of the journal.
     pub block: u32,
+    /// Checksum in its tag; `None` for a copy of a block that the file system does not have.
+    pub checksum: Option<u32>,
+    /// Whether its first four bytes were the journal's magic number, and are zero in the log.
+    pub escaped: bool,
+}
+
+impl DamagedBlock {
+    /// Returns whether contents, as they would be home, are what the copy was; they are escaped as
+    /// in the log.
+    pub(crate) fn is_copy_of(&self, format: &LogFormat, contents: &mut [u8]) -> bool {
+        let Some(checksum) = self.checksum else { return false };
+        if self.escaped
+            && let Some(start) = contents.first_chunk_mut::<4>()
+        {
+            *start = [0; 4];
+        }
+        let (fs_block, flags) = (self.fs_block, TagFlags::empty());
+        Tag { fs_block, flags, checksum, uuid: None }.matches(format, self.tid, contents)
+    }
 }
 
 /// The changes that a journal holds for the file system.
@@ -161,6 +181,25 @@ pub fn recover(
     Ok(replay)
 }
 
+/// Determines the result of replaying a damaged journal, as [`recover`] does with
+/// [`DamagedBlocks::Skip`], onto `home`: a damaged copy of which home has the contents takes nothing
+/// with it, and no earlier copy of its block comes back.
+///
+/// # Errors
+///
+/// As [`recover`].
+pub fn recover_damaged(
+    log: &dyn JournalReader,
+    superblock: &JournalSuperblock,
+    fs_blocks: u64,
+    home: &dyn BlockDevice,
+) -> Result<Replay, RecoveryError> {
+    let options = RecoveryOptions { fs_blocks, damaged: DamagedBlocks::Skip };
+    let mut replay = recover(log, superblock, &options)?;
+    keep_home(superblock, &mut replay, home);
+    Ok(replay)
+}
+
 /// Second pass: for each block in the log, the last transaction that revoked it.
 ///
 /// Revoked blocks without a copy in the log are not kept, so this grows with the log's copies and
@@ -235,7 +274,8 @@ fn replay_blocks(
         let tid = Tid(superblock.sequence.0.wrapping_add(copy.ordinal));
         if fs_block.0 >= options.fs_blocks {
             if options.damaged == DamagedBlocks::Skip {
-                replay.damaged.push(DamagedBlock { tid, fs_block, block });
+                let checksum = None;
+                replay.damaged.push(DamagedBlock { tid, fs_block, block, checksum, escaped });
                 continue;
             }
             let fs_blocks = options.fs_blocks;
@@ -249,7 +289,9 @@ fn replay_blocks(
                         return Err(RecoveryError::DataChecksum { tid, fs_block, block });
                     }
                     DamagedBlocks::Skip => {
-                        replay.damaged.push(DamagedBlock { tid, fs_block, block });
+                        let checksum = Some(copy.checksum);
+                        let damaged = DamagedBlock { tid, fs_block, block, checksum, escaped };
+                        replay.damaged.push(damaged);
                         continue;
                     }
                 }

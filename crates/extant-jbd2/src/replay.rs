@@ -20,7 +20,7 @@ use crate::client::tid_next;
 use crate::device::ReplayedDevice;
 use crate::error::RecoveryError;
 use crate::overlay::read_copy;
-use crate::recovery::{DamagedBlocks, RecoveryOptions, Replay, recover};
+use crate::recovery::{DamagedBlocks, RecoveryOptions, Replay, recover, recover_damaged};
 use crate::store::{LogStore, WRITE_BYTES_MAX};
 
 /// A log whose blocks were written home, and which is still marked as dirty until
@@ -54,7 +54,12 @@ pub fn recover_to_device<E: From<RecoveryError>>(
     check: impl FnOnce(SharedDevice, &Replay) -> Result<(), E>,
     watch: &dyn Fn(u64, u64) -> ControlFlow<()>,
 ) -> Result<RecoveredLog, E> {
-    let replay = recover(store.reader(), store.superblock(), options)?;
+    let replay = match options.damaged {
+        DamagedBlocks::Refuse => recover(store.reader(), store.superblock(), options)?,
+        DamagedBlocks::Skip => {
+            recover_damaged(store.reader(), store.superblock(), options.fs_blocks, &**home)?
+        }
+    };
     if replay.dirty || replay.errno != 0 {
         let log = Arc::clone(store.reader());
         let blocks = Arc::new(replay.blocks.clone());

@@ -15,7 +15,7 @@ use extant_format::jbd2::{JournalIncompat, JournalSuperblock, Tid};
 use extant_format::superblock::Superblock;
 use extant_jbd2::{
     DamagedBlocks, FastCommitOverlay, JournalReader, JournalRun, LogStore, MappedJournal,
-    RecoveryError, RecoveryOptions, Replay, ReplayedDevice, newer_at_home, recover,
+    RecoveryError, RecoveryOptions, Replay, ReplayedDevice, newer_at_home, recover_damaged,
     recover_to_device,
 };
 
@@ -184,19 +184,33 @@ fn copied_record(state: &State) -> Record {
     copy
 }
 
-/// Number of broken rules of an image as it lies there.
+/// Number of broken rules of an image as it lies there; those of the superblock and of the journal itself say nothing
+/// of what either is worth.
 fn problems_of(device: &dyn BlockDevice) -> u64 {
     let options = CheckOptions {
         require_replayed: false,
         require_no_orphans: false,
         require_clean_state: false,
         strict_totals: false,
-        max_problems: 0,
+        max_problems: 10_000,
         threads: None,
         skip_unreadable: true,
     };
-    check(device, &options)
-        .map_or(u64::MAX, |report| report.dropped.saturating_add(report.problems.len() as u64))
+    let counts = |problem: &&Problem| {
+        !matches!(
+            problem,
+            Problem::SuperblockChecksum(..)
+                | Problem::SuperblockCount { .. }
+                | Problem::Journal(..)
+                | Problem::JournalChecksum(..)
+                | Problem::JournalState { .. }
+                | Problem::SpecialInode { field: "s_journal_inum", .. }
+        )
+    };
+    check(device, &options).map_or(u64::MAX, |report| {
+        let counted = report.problems.iter().filter(counts).count() as u64;
+        report.dropped.saturating_add(counted)
+    })
 }
 
 /// Returns whether an image is in better order with the part of its log before damage, which is older than some of
@@ -224,7 +238,8 @@ fn replay_log(draft: &Arc<Draft>, state: &State) -> Fixed<Option<Replayed>> {
     }
     let fs_blocks = state.sb.blocks_count;
     let options = RecoveryOptions { fs_blocks, damaged: DamagedBlocks::Skip };
-    let seen = recover(store.reader(), store.superblock(), &options).map_err(not)?;
+    let seen = recover_damaged(store.reader(), store.superblock(), fs_blocks, &**draft);
+    let seen = seen.map_err(not)?;
     if let Some(broken) = &seen.broken {
         let newer = newer_at_home(&**store.reader(), store.superblock(), &seen, &**draft);
         if !newer.map_err(not)?.is_empty() && !is_better(draft, &store, &seen) {
@@ -423,6 +438,12 @@ pub(crate) fn fix(state: &mut State, is_gone: bool) -> Fixed {
     if !is_gone && state.sb.journal_inode.0 != 0 {
         let mut record = state.load(state.sb.journal_inode)?;
         let is_begun = begins(state, &record)?;
+        if is_begun && (state.sb.journal_uuid != [0; 16] || state.sb.journal_device != 0) {
+            // A superblock that came out of the log; that on the device was looked at before. What waits in the
+            // journal is nothing to be given up for that.
+            (state.sb.journal_uuid, state.sb.journal_device) = ([0; 16], 0);
+            return state.write_superblock();
+        }
         let is_named = record.ino == Ino::JOURNAL;
         let copy = copied_record(state);
         // The copy of its map in the superblock leads to it, and the inode does not.

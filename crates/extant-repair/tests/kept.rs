@@ -941,3 +941,32 @@ fn names_in_two_directories_stay_that_lead_behind_the_used_part_of_a_table() {
         assert_eq!(fs.read(name).unwrap(), name.as_bytes(), "{name}");
     }
 }
+
+/// A block of a directory that lies over one of another, which comes first: e2fsck asks the `..` of what is in it.
+#[test]
+fn a_directory_stays_where_its_own_entry_says_that_it_is() {
+    let dir = tempdir().unwrap();
+    let device = Arc::new(require!(sample(dir.path(), SETS[3])));
+    let options = MountOptions::new().read_only(false).background(false);
+    let fs = options.open(Arc::clone(&device)).unwrap();
+    for name in ["/own", "/own/sub"] {
+        fs.create_dir(name, &extant::NewInode::root(0o755)).unwrap();
+    }
+    fs.write("/own/sub/file", [9; 500]).unwrap();
+    fs.unmount().unwrap();
+    let path = dir.path().join("copied.img");
+    image::save(&device, &path);
+    let block = |name: &str| -> u64 {
+        let said = oracle::debugfs(&path, false, &format!("blocks {name}")).unwrap();
+        said.split_whitespace().filter_map(|word| word.parse().ok()).next().unwrap()
+    };
+    let (from, to) = (block("/own"), block("/lost+found"));
+    let mut bytes = [0; 1024];
+    device.read_at(from * 1024, &mut bytes).unwrap();
+    device.write_at(to * 1024, &bytes).unwrap();
+    assert!(repaired(&device).unwrap().is_clean);
+    assert_eq!(problems(&device), Vec::<String>::new());
+    assert_eq!(e2fsck(&device, dir.path(), false).unwrap(), "");
+    let fs = MountOptions::new().open(device).unwrap();
+    assert_eq!(fs.read("/own/sub/file").unwrap(), [9; 500]);
+}

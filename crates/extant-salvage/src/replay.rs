@@ -7,8 +7,8 @@ use extant_format::extent::ExtentState;
 use extant_format::inode::{FileKind, InodeFlags};
 use extant_format::record::{self, Record};
 use extant_jbd2::{
-    DamagedBlocks, JournalRun, LOG_BLOCKS_MAX, LogStore, MappedJournal, RecoveryError,
-    RecoveryOptions, ReplayedDevice, newer_at_home, recover,
+    JournalRun, LOG_BLOCKS_MAX, LogStore, MappedJournal, RecoveryError, ReplayedDevice,
+    newer_at_home, recover_damaged,
 };
 
 use crate::image::Image;
@@ -43,12 +43,12 @@ pub(crate) fn replay(image: &Image) -> Result<Option<Replayed>, String> {
     if !store.superblock().is_dirty() {
         return Ok(None);
     }
-    let options =
-        RecoveryOptions { fs_blocks: image.sb.blocks_count, damaged: DamagedBlocks::Skip };
-    let seen = recover(store.reader(), store.superblock(), &options).map_err(text)?;
+    let home = image.shared();
+    let seen = recover_damaged(store.reader(), store.superblock(), image.sb.blocks_count, &*home);
+    let seen = seen.map_err(text)?;
     if let Some(broken) = &seen.broken {
-        let newer = newer_at_home(&**store.reader(), store.superblock(), &seen, &*image.shared())
-            .map_err(text)?;
+        let newer =
+            newer_at_home(&**store.reader(), store.superblock(), &seen, &*home).map_err(text)?;
         if !newer.is_empty() {
             // A repair would see which is in better order.
             return Err(broken.to_string());

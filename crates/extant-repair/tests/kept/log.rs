@@ -260,3 +260,35 @@ fn a_damaged_copy_costs_no_more_where_a_later_transaction_is_damaged_too() {
     }
     assert!(kept > 20, "{kept}");
 }
+
+/// A copy of which home has the contents is not lost, and no earlier copy of its block takes its place.
+#[test]
+fn a_damaged_copy_of_what_is_home_takes_nothing_back() {
+    let dir = tempdir().unwrap();
+    let left = require!(left_with_a_log(dir.path()));
+    let home = left.snapshot();
+    assert!(repaired(&home).unwrap().is_clean);
+    let mut bytes = [0; 1024];
+    for place in [1024, log_blocks(&left, 4)[0].0] {
+        left.read_at(place, &mut bytes).unwrap();
+        home.write_at(place, &bytes).unwrap();
+    }
+    let (last, end) = (log_blocks(&left, 1).pop().unwrap(), log_blocks(&left, 2).pop().unwrap());
+    let mut copies = 0;
+    for copy in (last.0 + 1024..end.0).step_by(1024) {
+        let device = home.snapshot();
+        device.read_at(copy, &mut bytes).unwrap();
+        bytes[1000] ^= 1;
+        device.write_at(copy, &bytes).unwrap();
+        let outcome = repaired(&device).unwrap();
+        assert!(outcome.is_clean, "{:#?}", outcome.findings);
+        assert_eq!(problems(&device), Vec::<String>::new());
+        let fs = MountOptions::new().open(device).unwrap();
+        for number in 0..6u8 {
+            let read = fs.read(format!("/d/late{number}"));
+            assert!(read.is_ok_and(|read| read == [number; 3000]), "late{number}, copy at {copy}");
+        }
+        copies += 1;
+    }
+    assert!(copies > 2, "{copies}");
+}
