@@ -946,7 +946,7 @@ fn names_in_two_directories_stay_that_lead_behind_the_used_part_of_a_table() {
 #[test]
 fn a_directory_stays_where_its_own_entry_says_that_it_is() {
     let dir = tempdir().unwrap();
-    let device = Arc::new(require!(sample(dir.path(), SETS[3])));
+    let device = Arc::new(require!(sample(dir.path(), SETS[2])));
     let options = MountOptions::new().read_only(false).background(false);
     let fs = options.open(Arc::clone(&device)).unwrap();
     for name in ["/own", "/own/sub"] {
