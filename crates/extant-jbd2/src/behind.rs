@@ -14,11 +14,8 @@
 //! - Whatever lies between the end and the last of those blocks was written after the part before
 //!   the end: the log is written in order.
 
-use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use extant_base::FsBlock;
-use extant_block::BlockDevice;
 use extant_format::jbd2::{
     BlockHeader, BlockType, CommitBlock, FcRecord, FcRecords, JournalSuperblock, LogFormat, Tid,
     verify_tail,
@@ -26,14 +23,12 @@ use extant_format::jbd2::{
 
 use crate::error::RecoveryError;
 use crate::log::JournalReader;
-use crate::overlay::read_copy;
-use crate::recovery::Replay;
 use crate::scan::LOG_BLOCKS_MAX;
 
 /// The blocks behind the end of a log that belong to transactions behind it.
-struct Behind {
+pub(crate) struct Behind {
     /// In the order of the log.
-    blocks: Vec<u32>,
+    pub(crate) blocks: Vec<u32>,
     /// A transaction behind the one that is missing.
     found: Option<Tid>,
 }
@@ -51,7 +46,7 @@ fn is_whole(format: &LogFormat, header: BlockHeader, bytes: &[u8]) -> bool {
     }
 }
 
-fn behind(
+pub(crate) fn behind(
     log: &dyn JournalReader,
     superblock: &JournalSuperblock,
     (head, end): (u32, Tid),
@@ -110,53 +105,8 @@ pub(crate) fn goes_on(
     Ok(Some(tid).filter(|tid| *tid != end && follows(*tid, end, len)))
 }
 
-/// Returns the blocks that a replay would set back: what is home is not its copy, but one of those
-/// behind the damage that ended the log. Empty where nothing did: all of it is later than what is
-/// home then.
-///
-/// # Errors
-///
-/// [`RecoveryError::Read`]. What cannot be read at home is not compared.
-pub fn newer_at_home(
-    log: &dyn JournalReader,
-    superblock: &JournalSuperblock,
-    replay: &Replay,
-    home: &dyn BlockDevice,
-) -> Result<Vec<FsBlock>, RecoveryError> {
-    let mut newer = Vec::new();
-    if replay.broken.is_none() {
-        return Ok(newer);
-    }
-    let lies = behind(log, superblock, (replay.head, replay.end_tid))?;
-    let mut bytes = vec![0; superblock.block_size.len()];
-    let mut later = HashSet::new();
-    for block in lies.blocks {
-        log.read_block(block, &mut bytes)?;
-        later.extend(mark(&bytes));
-    }
-    // What a change and its opposite leave is older than the part where the part has it as well.
-    for block in before(superblock, replay.head) {
-        log.read_block(block, &mut bytes)?;
-        if let Some(mark) = mark(&bytes) {
-            later.remove(&mark);
-        }
-    }
-    let mut copy = bytes.clone();
-    for (block, location) in replay.blocks.iter() {
-        let Some(offset) = superblock.block_size.offset_of(block) else { continue };
-        if home.read_at(offset, &mut bytes).is_err() {
-            continue;
-        }
-        read_copy(log, location, &mut copy)?;
-        if bytes != copy && mark(&bytes).is_some_and(|mark| later.contains(&mark)) {
-            newer.push(block);
-        }
-    }
-    Ok(newer)
-}
-
 /// Returns the blocks of the log before its end, in order.
-fn before(superblock: &JournalSuperblock, head: u32) -> impl Iterator<Item = u32> {
+pub(crate) fn before(superblock: &JournalSuperblock, head: u32) -> impl Iterator<Item = u32> {
     let (ring, start) = (superblock.log(), superblock.start);
     let (first, second) = match start <= head {
         true => (start..head, 0..0),
@@ -165,43 +115,9 @@ fn before(superblock: &JournalSuperblock, head: u32) -> impl Iterator<Item = u32
     first.chain(second)
 }
 
-/// Leaves out of a replay the earlier copies of blocks whose latest one is damaged, where home has
-/// what that one was: its checksum is that of the tag. Nothing of such a block is lost.
-pub(crate) fn keep_home(
-    superblock: &JournalSuperblock,
-    replay: &mut Replay,
-    home: &dyn BlockDevice,
-) {
-    if replay.damaged.is_empty() {
-        return;
-    }
-    let format = superblock.log_format();
-    let len = u32::try_from(superblock.log().len()).unwrap_or(u32::MAX).max(1);
-    let place = |block: u32| match block.checked_sub(superblock.start) {
-        Some(place) => place,
-        None => block.saturating_add(len).saturating_sub(superblock.start),
-    };
-    let mut bytes = vec![0; superblock.block_size.len()];
-    let (mut gone, blocks) = (Vec::new(), &replay.blocks);
-    replay.damaged.retain(|damaged| {
-        let at_home = superblock.block_size.offset_of(damaged.fs_block);
-        let is_read = at_home.is_some_and(|offset| home.read_at(offset, &mut bytes).is_ok());
-        if !is_read || !damaged.is_copy_of(&format, &mut bytes) {
-            return true;
-        }
-        if let Some(location) = blocks.get(damaged.fs_block)
-            && place(location.block) < place(damaged.block)
-        {
-            gone.push(damaged.fs_block);
-        }
-        false
-    });
-    replay.blocks.remove(&gone);
-}
-
 /// What tells the contents of a block from others; `None` where all of its bytes are the same, as in
 /// blocks that are new. The first four bytes may be others in the log.
-fn mark(bytes: &[u8]) -> Option<u64> {
+pub(crate) fn mark(bytes: &[u8]) -> Option<u64> {
     let (_, rest) = bytes.split_first_chunk::<4>()?;
     let first = rest.first()?;
     if rest.iter().all(|byte| byte == first) {

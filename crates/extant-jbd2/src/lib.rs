@@ -95,6 +95,7 @@ mod fast_area;
 mod fast_commit;
 mod fast_write;
 mod handle;
+mod home;
 mod journal;
 mod log;
 mod overlay;
@@ -111,7 +112,6 @@ mod waiting;
 mod work;
 mod write;
 
-pub use behind::newer_at_home;
 pub use client::{
     AbortReason, Client, Description, EncodeError, EncodeSink, FastSink, Image, JournalBlock,
     JournalError, JournalOpenError, JournalOptions, JournalStats, Mutations, Tid, tid_geq,
@@ -124,12 +124,11 @@ pub use fast_commit::{
     FastCommitOverlay, FastCommitStop, FcDirectory, FcEntry, FcInode, FcMapping,
 };
 pub use handle::Handle;
+pub use home::{newer_at_home, recover_damaged};
 pub use journal::Journal;
 pub use log::{JournalReader, JournalRun, MappedJournal, load_superblock};
 pub use overlay::{LogLocation, Overlay};
-pub use recovery::{
-    DamagedBlock, DamagedBlocks, RecoveryOptions, Replay, recover, recover_damaged,
-};
+pub use recovery::{DamagedBlock, DamagedBlocks, RecoveryOptions, Replay, recover};
 pub use replay::{RecoveredLog, recover_to_device};
 pub use scan::{LOG_BLOCKS_MAX, ScanStop};
 pub use store::LogStore;

@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use extant_base::{FsBlock, sabotage};
-use extant_block::BlockDevice;
 use extant_format::jbd2::{JournalSuperblock, LogFormat, RevokeRecords, Tag, TagFlags, Tid};
 
-use crate::behind::{goes_on, keep_home};
+use crate::behind::goes_on;
 use crate::error::RecoveryError;
 use crate::fast_commit::{self, FastCommitOverlay};
 use crate::log::{JournalReader, check_fits};
@@ -178,25 +177,6 @@ pub fn recover(
     replay_blocks(log, superblock, options, &scan.copies, &revokes, &mut replay)?;
     drop(scan);
     replay.fast_commits = fast_commit::load(log, superblock, replay.end_tid)?;
-    Ok(replay)
-}
-
-/// Determines the result of replaying a damaged journal, as [`recover`] does with
-/// [`DamagedBlocks::Skip`], onto `home`: a damaged copy of which home has the contents takes nothing
-/// with it, and no earlier copy of its block comes back.
-///
-/// # Errors
-///
-/// As [`recover`].
-pub fn recover_damaged(
-    log: &dyn JournalReader,
-    superblock: &JournalSuperblock,
-    fs_blocks: u64,
-    home: &dyn BlockDevice,
-) -> Result<Replay, RecoveryError> {
-    let options = RecoveryOptions { fs_blocks, damaged: DamagedBlocks::Skip };
-    let mut replay = recover(log, superblock, &options)?;
-    keep_home(superblock, &mut replay, home);
     Ok(replay)
 }
 

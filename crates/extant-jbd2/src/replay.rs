@@ -19,8 +19,9 @@ use extant_format::jbd2::{JournalSuperblock, Tid as RawTid};
 use crate::client::tid_next;
 use crate::device::ReplayedDevice;
 use crate::error::RecoveryError;
+use crate::home::recover_damaged;
 use crate::overlay::read_copy;
-use crate::recovery::{DamagedBlocks, RecoveryOptions, Replay, recover, recover_damaged};
+use crate::recovery::{DamagedBlocks, RecoveryOptions, Replay, recover};
 use crate::store::{LogStore, WRITE_BYTES_MAX};
 
 /// A log whose blocks were written home, and which is still marked as dirty until
