@@ -78,6 +78,17 @@ pub enum RecoveryError {
         /// Number of the transaction.
         tid: Tid,
     },
+    /// A transaction that cannot be found, though others follow: its own blocks are damaged. Found
+    /// only where damage is skipped; a mount takes this for the end of the log, as the kernel does.
+    #[error(
+        "journal transaction {tid} is damaged: transaction {found} follows, and it is not there"
+    )]
+    Gap {
+        /// Number of the transaction.
+        tid: Tid,
+        /// Number of one that follows.
+        found: Tid,
+    },
     /// A committed data block whose contents do not match its tag.
     #[error(
         "journal transaction {tid} is damaged: wrong checksum of the copy of block {fs_block} in \

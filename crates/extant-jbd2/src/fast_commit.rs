@@ -299,6 +299,16 @@ impl FcInode {
         !self.pieces.is_empty()
     }
 
+    /// Returns the blocks that the fast commits give the file, by file block.
+    pub fn mapped(&self) -> impl Iterator<Item = Extent> + '_ {
+        self.pieces.iter().filter_map(|(start, (end, target))| {
+            let Target::Mapped(device_start, state) = *target else { return None };
+            let file_start = FileBlock(u32::try_from(*start).ok()?);
+            let len = BlockCount(u32::try_from(end.saturating_sub(*start)).unwrap_or(u32::MAX));
+            Some(Extent { file_start, device_start, len, state })
+        })
+    }
+
     /// Returns the mapping of the file's blocks from `block` on, for as many as have the same one.
     ///
     /// Lengths stop at file block 2^32 - 1, the last possible one.

@@ -83,6 +83,7 @@
     allow(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::indexing_slicing)
 )]
 
+mod behind;
 mod block;
 mod checkpoint;
 mod client;
@@ -94,6 +95,7 @@ mod fast_area;
 mod fast_commit;
 mod fast_write;
 mod handle;
+mod home;
 mod journal;
 mod log;
 mod overlay;
@@ -122,6 +124,7 @@ pub use fast_commit::{
     FastCommitOverlay, FastCommitStop, FcDirectory, FcEntry, FcInode, FcMapping,
 };
 pub use handle::Handle;
+pub use home::{newer_at_home, recover_damaged};
 pub use journal::Journal;
 pub use log::{JournalReader, JournalRun, MappedJournal, load_superblock};
 pub use overlay::{LogLocation, Overlay};

@@ -35,6 +35,11 @@ impl Overlay {
         Overlay { entries: copies }
     }
 
+    /// Takes the copies of some blocks out.
+    pub(crate) fn remove(&mut self, blocks: &[FsBlock]) {
+        self.entries.retain(|(block, _)| !blocks.contains(block));
+    }
+
     /// Returns the place of the latest copy of `block`; `None` when the log has none.
     pub fn get(&self, block: FsBlock) -> Option<LogLocation> {
         let at = self.entries.binary_search_by_key(&block, |(block, _)| *block).ok()?;

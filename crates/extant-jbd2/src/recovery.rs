@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use extant_base::{FsBlock, sabotage};
-use extant_format::jbd2::{JournalSuperblock, RevokeRecords, Tid};
+use extant_format::jbd2::{JournalSuperblock, LogFormat, RevokeRecords, Tag, TagFlags, Tid};
 
+use crate::behind::goes_on;
 use crate::error::RecoveryError;
 use crate::fast_commit::{self, FastCommitOverlay};
 use crate::log::{JournalReader, check_fits};
@@ -48,6 +49,25 @@ pub struct DamagedBlock {
     pub fs_block: FsBlock,
     /// Block of the journal.
     pub block: u32,
+    /// Checksum in its tag; `None` for a copy of a block that the file system does not have.
+    pub checksum: Option<u32>,
+    /// Whether its first four bytes were the journal's magic number, and are zero in the log.
+    pub escaped: bool,
+}
+
+impl DamagedBlock {
+    /// Returns whether contents, as they would be home, are what the copy was; they are escaped as
+    /// in the log.
+    pub(crate) fn is_copy_of(&self, format: &LogFormat, contents: &mut [u8]) -> bool {
+        let Some(checksum) = self.checksum else { return false };
+        if self.escaped
+            && let Some(start) = contents.first_chunk_mut::<4>()
+        {
+            *start = [0; 4];
+        }
+        let (fs_block, flags) = (self.fs_block, TagFlags::empty());
+        Tag { fs_block, flags, checksum, uuid: None }.matches(format, self.tid, contents)
+    }
 }
 
 /// The changes that a journal holds for the file system.
@@ -141,6 +161,12 @@ pub fn recover(
                     Err(error) => return Err(error),
                 }
             };
+            let end = Tid(superblock.sequence.0.wrapping_add(scan.transactions));
+            if replay.broken.is_none()
+                && let Some(found) = goes_on(log, superblock, (scan.head, end))?
+            {
+                replay.broken = Some(Arc::new(RecoveryError::Gap { tid: end, found }));
+            }
             (scan, revokes)
         }
     };
@@ -228,7 +254,8 @@ fn replay_blocks(
         let tid = Tid(superblock.sequence.0.wrapping_add(copy.ordinal));
         if fs_block.0 >= options.fs_blocks {
             if options.damaged == DamagedBlocks::Skip {
-                replay.damaged.push(DamagedBlock { tid, fs_block, block });
+                let checksum = None;
+                replay.damaged.push(DamagedBlock { tid, fs_block, block, checksum, escaped });
                 continue;
             }
             let fs_blocks = options.fs_blocks;
@@ -242,7 +269,9 @@ fn replay_blocks(
                         return Err(RecoveryError::DataChecksum { tid, fs_block, block });
                     }
                     DamagedBlocks::Skip => {
-                        replay.damaged.push(DamagedBlock { tid, fs_block, block });
+                        let checksum = Some(copy.checksum);
+                        let damaged = DamagedBlock { tid, fs_block, block, checksum, escaped };
+                        replay.damaged.push(damaged);
                         continue;
                     }
                 }

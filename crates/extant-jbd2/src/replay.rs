@@ -19,6 +19,7 @@ use extant_format::jbd2::{JournalSuperblock, Tid as RawTid};
 use crate::client::tid_next;
 use crate::device::ReplayedDevice;
 use crate::error::RecoveryError;
+use crate::home::recover_damaged;
 use crate::overlay::read_copy;
 use crate::recovery::{DamagedBlocks, RecoveryOptions, Replay, recover};
 use crate::store::{LogStore, WRITE_BYTES_MAX};
@@ -54,7 +55,12 @@ pub fn recover_to_device<E: From<RecoveryError>>(
     check: impl FnOnce(SharedDevice, &Replay) -> Result<(), E>,
     watch: &dyn Fn(u64, u64) -> ControlFlow<()>,
 ) -> Result<RecoveredLog, E> {
-    let replay = recover(store.reader(), store.superblock(), options)?;
+    let replay = match options.damaged {
+        DamagedBlocks::Refuse => recover(store.reader(), store.superblock(), options)?,
+        DamagedBlocks::Skip => {
+            recover_damaged(store.reader(), store.superblock(), options.fs_blocks, &**home)?
+        }
+    };
     if replay.dirty || replay.errno != 0 {
         let log = Arc::clone(store.reader());
         let blocks = Arc::new(replay.blocks.clone());
@@ -143,7 +149,13 @@ impl RecoveredLog {
         home.flush().map_err(RecoveryError::Write)?;
         let log = store.superblock().log();
         let goes_on = store.superblock().goes_round() && log.contains(&replay.head);
-        let start = if goes_on { replay.head } else { log.start };
+        let mut start = if goes_on { replay.head } else { log.start };
+        if replay.broken.is_some() {
+            // There begins the transaction that is damaged, which has the number of the next one. Behind
+            // its first block lies the copy of a block, which never looks like the log's own.
+            let behind = start.saturating_add(1);
+            start = if log.contains(&behind) { behind } else { log.start };
+        }
         let sequence = replay.end_tid;
         let resumed = JournalSuperblock {
             errno: 0,

@@ -114,6 +114,8 @@ pub(crate) type Places = Vec<(u32, u64)>;
 struct Changes {
     /// Text of the name and inode of entries that go.
     drop: BTreeSet<(String, u32)>,
+    /// Inodes whose entries go, whatever their name.
+    forget: BTreeSet<u32>,
     /// Inodes whose entries get the type of the inode.
     retype: BTreeSet<u32>,
     /// Names that are there twice.
@@ -248,8 +250,30 @@ pub(crate) fn fix(state: &mut State, dir: Ino, problems: &[Problem]) -> Fixed {
     if is_undone {
         return Ok(());
     }
+    change(state, dir, Changes::of(problems))
+}
+
+/// Directories with two names whose `..` says that the second is theirs, with the directory of the first: that one
+/// has a copy of a block of the other, as a rule.
+pub(crate) fn misled(state: &State, batch: &[Problem]) -> BTreeMap<Ino, BTreeSet<u32>> {
+    let mut misled: BTreeMap<Ino, BTreeSet<u32>> = BTreeMap::new();
+    for problem in batch {
+        let Problem::SecondParent { dir, ino, .. } = problem else { continue };
+        let Some(view) = state.view(*ino) else { continue };
+        if view.dotdot == *dir && view.parent != *dir && view.parent.0 != 0 {
+            misled.entry(view.parent).or_default().insert(ino.0);
+        }
+    }
+    misled
+}
+
+/// Takes the entries out of a directory that lead to some inodes.
+pub(crate) fn forget(state: &mut State, dir: Ino, inodes: BTreeSet<u32>) -> Fixed {
+    change(state, dir, Changes { forget: inodes, ..Changes::default() })
+}
+
+fn change(state: &mut State, dir: Ino, mut changes: Changes) -> Fixed {
     let mut record = state.load(dir)?;
-    let mut changes = Changes::of(problems);
     if record.has(InodeFlags::INLINE_DATA) {
         return fix_inline(state, record, &changes);
     }
@@ -375,6 +399,12 @@ fn revive(state: &mut State, problems: &[Problem]) -> Fixed<bool> {
         let mut descriptor = state.group(group.0)?;
         let is_uninit = descriptor.flags.contains(GroupFlags::INODE_UNINIT);
         let scanned = state.sb.inodes_per_group.saturating_sub(descriptor.itable_unused);
+        // Another directory's names have led here in this round: what this one says of the group is
+        // as old as what that one said.
+        if state.revived.contains(&group) {
+            found = true;
+            continue;
+        }
         if !is_uninit && at < scanned {
             continue;
         }
@@ -388,6 +418,7 @@ fn revive(state: &mut State, problems: &[Problem]) -> Fixed<bool> {
         descriptor.flags.remove(GroupFlags::INODE_UNINIT);
         descriptor.itable_unused = 0;
         state.set_group(group.0, descriptor)?;
+        state.revived.insert(group);
         found = true;
     }
     Ok(found)
@@ -449,6 +480,7 @@ fn keep(
         if dir::is_dots(&entry.name)
             || entry.name.is_empty()
             || changes.drop.contains(&(text(&entry.name), entry.ino.0))
+            || changes.forget.contains(&entry.ino.0)
             || entry.ino.0 > state.sb.inodes_count
             || is_encrypted && entry.name.len() < ENCRYPTED_NAME_MIN
         {

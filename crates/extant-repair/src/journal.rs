@@ -1,5 +1,6 @@
 //! The journal: brought in before anything else is looked at, and made anew when it is no journal.
 
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -13,8 +14,9 @@ use extant_format::inode::{FileKind, InodeFlags};
 use extant_format::jbd2::{JournalIncompat, JournalSuperblock, Tid};
 use extant_format::superblock::Superblock;
 use extant_jbd2::{
-    DamagedBlocks, JournalReader, JournalRun, LogStore, MappedJournal, RecoveryError,
-    RecoveryOptions, ReplayedDevice, recover, recover_to_device,
+    DamagedBlocks, FastCommitOverlay, JournalReader, JournalRun, LogStore, MappedJournal,
+    RecoveryError, RecoveryOptions, Replay, ReplayedDevice, newer_at_home, recover_damaged,
+    recover_to_device,
 };
 
 use extant_layout::{JOURNAL_BLOCKS_MIN, default_fast_commit_blocks, default_journal_blocks};
@@ -35,12 +37,39 @@ pub(crate) struct Replayed {
     /// Damage that ended the log before its end.
     pub(crate) broken: Option<String>,
     pub(crate) fast_commits: u32,
-    /// Why fast commits were left out.
-    pub(crate) lost_fast_commits: Option<String>,
+    /// Fast commits that wait until the rest of the image is in order.
+    pub(crate) waiting: Option<Waiting>,
     /// Why nothing, or not all, was brought in.
     pub(crate) trouble: Option<String>,
     /// By its superblock the file system was in order, so that the mark that it needs a check is of the replay.
     pub(crate) was_valid: bool,
+}
+
+/// Fast commits that cannot be brought in before the image is repaired. They stay in the log, which has nothing
+/// else left.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    pub(crate) commits: u32,
+    /// Why they could not be brought in at first.
+    pub(crate) why: String,
+    /// Runs of blocks that their files have: nothing else may be written there meanwhile.
+    pub(crate) blocks: Vec<(u64, u64)>,
+    /// Inodes that they make or change: nothing else may be made in their place.
+    pub(crate) inodes: BTreeSet<Ino>,
+}
+
+impl Waiting {
+    fn of(overlay: &FastCommitOverlay, why: String) -> Waiting {
+        let mut blocks = Vec::new();
+        for (_, inode) in overlay.inodes() {
+            blocks.extend(
+                inode.mapped().map(|extent| (extent.device_start.0, u64::from(extent.len.0))),
+            );
+        }
+        let named = overlay.directories().map(|(ino, _)| ino);
+        let inodes = overlay.inodes().map(|(ino, _)| ino).chain(named).collect();
+        Waiting { commits: overlay.commits(), why, blocks, inodes }
+    }
 }
 
 /// Runs of a file that are written, as the journal's reader wants them.
@@ -88,11 +117,7 @@ pub(crate) fn replay(draft: &Arc<Draft>, state: &mut State) -> Fixed<Option<Repl
         Err(Trouble::Cannot(_)) if !needs => return Ok(None),
         Err(Trouble::Cannot(why)) => {
             done.trouble = Some(why);
-            match reset_own_log(state) {
-                // Without a place in a table there is no log to empty. It is made anew later.
-                Ok(()) | Err(Trouble::Cannot(_)) => {}
-                Err(trouble) => return Err(trouble),
-            }
+            empty_log(state)?;
         }
         Err(trouble) => return Err(trouble),
     }
@@ -101,7 +126,11 @@ pub(crate) fn replay(draft: &Arc<Draft>, state: &mut State) -> Fixed<Option<Repl
         state.sb = sb;
     }
     done.was_valid = is_valid(&state.sb);
-    state.sb.features.remove(Feature::RECOVER);
+    match done.waiting {
+        // Whoever goes on after a cut finds them by it.
+        Some(_) => state.sb.features.insert(Feature::RECOVER),
+        None => state.sb.features.remove(Feature::RECOVER),
+    }
     state.sb.state.remove(FsState::VALID);
     state.sb.state.insert(FsState::ERROR);
     state.write_superblock()?;
@@ -155,19 +184,43 @@ fn copied_record(state: &State) -> Record {
     copy
 }
 
-/// Number of broken rules of an image as it lies there.
+/// Number of broken rules of an image as it lies there; those of the superblock and of the journal itself say nothing
+/// of what either is worth.
 fn problems_of(device: &dyn BlockDevice) -> u64 {
     let options = CheckOptions {
         require_replayed: false,
         require_no_orphans: false,
         require_clean_state: false,
         strict_totals: false,
-        max_problems: 0,
+        max_problems: 10_000,
         threads: None,
         skip_unreadable: true,
     };
-    check(device, &options)
-        .map_or(u64::MAX, |report| report.dropped.saturating_add(report.problems.len() as u64))
+    let counts = |problem: &&Problem| {
+        !matches!(
+            problem,
+            Problem::SuperblockChecksum(..)
+                | Problem::SuperblockCount { .. }
+                | Problem::Journal(..)
+                | Problem::JournalChecksum(..)
+                | Problem::JournalState { .. }
+                | Problem::SpecialInode { field: "s_journal_inum", .. }
+        )
+    };
+    check(device, &options).map_or(u64::MAX, |report| {
+        let counted = report.problems.iter().filter(counts).count() as u64;
+        report.dropped.saturating_add(counted)
+    })
+}
+
+/// Returns whether an image is in better order with the part of its log before damage, which is older than some of
+/// what is home: where everything was home already, as on a system that had nothing to do, that part takes back
+/// what came later. Of two that are as good, the later one is better.
+fn is_better(draft: &Arc<Draft>, store: &LogStore, seen: &Replay) -> bool {
+    let log = Arc::clone(store.reader()) as Arc<dyn JournalReader>;
+    let home: SharedDevice = Arc::clone(draft) as SharedDevice;
+    let shown = ReplayedDevice::new(home, log, Arc::new(seen.blocks.clone()));
+    problems_of(&shown) < problems_of(&**draft)
 }
 
 fn replay_log(draft: &Arc<Draft>, state: &State) -> Fixed<Option<Replayed>> {
@@ -185,16 +238,11 @@ fn replay_log(draft: &Arc<Draft>, state: &State) -> Fixed<Option<Replayed>> {
     }
     let fs_blocks = state.sb.blocks_count;
     let options = RecoveryOptions { fs_blocks, damaged: DamagedBlocks::Skip };
-    let seen = recover(store.reader(), store.superblock(), &options).map_err(not)?;
+    let seen = recover_damaged(store.reader(), store.superblock(), fs_blocks, &**draft);
+    let seen = seen.map_err(not)?;
     if let Some(broken) = &seen.broken {
-        // Where everything was home already, as on a system that had nothing to do, a part of the
-        // log takes back what came later. Of two that are as good, e2fsck takes the part before a
-        // damaged commit block, and nothing of a log with other damage.
-        let log = Arc::clone(store.reader()) as Arc<dyn JournalReader>;
-        let shown = ReplayedDevice::new(Arc::clone(&home), log, Arc::new(seen.blocks.clone()));
-        let (without, with) = (problems_of(&**draft), problems_of(&shown));
-        let is_commit = matches!(**broken, RecoveryError::CommitChecksum { .. });
-        if without < with || without == with && !is_commit {
+        let newer = newer_at_home(&**store.reader(), store.superblock(), &seen, &**draft);
+        if !newer.map_err(not)?.is_empty() && !is_better(draft, &store, &seen) {
             return Err(Trouble::cannot(broken.to_string()));
         }
     }
@@ -206,27 +254,46 @@ fn replay_log(draft: &Arc<Draft>, state: &State) -> Fixed<Option<Replayed>> {
     };
     if let Some(fast) = &seen.fast_commits {
         done.fast_commits = fast.commits();
-        match bring_in(draft) {
-            Ok(()) => return Ok(Some(done)),
-            Err(why) => done.lost_fast_commits = Some(why),
+        match bring_in(draft, false) {
+            Ok(_) => return Ok(Some(done)),
+            Err(why) => done.waiting = Some(Waiting::of(fast, why)),
         }
     }
     let log = recover_to_device::<RecoveryError>(store, &home, &options, |_, _| Ok(()), &|_, _| {
         ControlFlow::Continue(())
     })
     .map_err(not)?;
-    log.finish().map_err(not)?;
+    match done.waiting {
+        Some(_) => log.resume().map(drop).map_err(not)?,
+        None => log.finish().map(drop).map_err(not)?,
+    }
     Ok(Some(done))
 }
 
+/// Result of bringing in fast commits.
+#[derive(Debug, Default)]
+pub(crate) struct BroughtIn {
+    pub(crate) commits: u32,
+    /// Why parts of them were left out.
+    pub(crate) left_out: Vec<String>,
+}
+
 /// Lets the library apply a journal with fast commits, which describe files and not blocks. It
-/// refuses a file system that is too damaged for that; nothing has changed then.
-fn bring_in(draft: &Arc<Draft>) -> Result<(), String> {
+/// refuses a file system that is too damaged for that, or leaves out what it cannot apply with
+/// `passes_damage`; where it refuses, nothing has changed.
+pub(crate) fn bring_in(draft: &Arc<Draft>, passes_damage: bool) -> Result<BroughtIn, String> {
     let above = Arc::new(Draft::over(Arc::clone(draft) as SharedDevice));
     let fs = MountOptions::new()
         .read_only(false)
+        .background(false)
+        .pass_fast_commit_damage(passes_damage)
         .open_shared(Arc::clone(&above) as SharedDevice)
-        .map_err(|error| error.to_string())?;
+        // Its advice is to repair the image.
+        .map_err(|error| error.into_fs_error().to_string())?;
+    let done = BroughtIn {
+        commits: fs.replayed().map_or(0, |replayed| replayed.fast_commits),
+        left_out: fs.fast_commit_damage().iter().map(ToString::to_string).collect(),
+    };
     fs.unmount().map_err(|error| error.to_string())?;
     for stage in above.take_stages() {
         for (unit, bytes) in stage {
@@ -236,7 +303,16 @@ fn bring_in(draft: &Arc<Draft>) -> Result<(), String> {
         }
         draft.seal();
     }
-    Ok(())
+    Ok(done)
+}
+
+/// Empties the log, if the journal is where the superblock says.
+pub(crate) fn empty_log(state: &mut State) -> Fixed {
+    match reset_own_log(state) {
+        // Without a place in a table there is no log to empty. It is made anew later.
+        Ok(()) | Err(Trouble::Cannot(_)) => Ok(()),
+        Err(trouble) => Err(trouble),
+    }
 }
 
 /// Makes the journal's superblock anew before anything is known of other files: where there is one, and nowhere else.
@@ -362,6 +438,12 @@ pub(crate) fn fix(state: &mut State, is_gone: bool) -> Fixed {
     if !is_gone && state.sb.journal_inode.0 != 0 {
         let mut record = state.load(state.sb.journal_inode)?;
         let is_begun = begins(state, &record)?;
+        if is_begun && (state.sb.journal_uuid != [0; 16] || state.sb.journal_device != 0) {
+            // A superblock that came out of the log; that on the device was looked at before. What waits in the
+            // journal is nothing to be given up for that.
+            (state.sb.journal_uuid, state.sb.journal_device) = ([0; 16], 0);
+            return state.write_superblock();
+        }
         let is_named = record.ino == Ino::JOURNAL;
         let copy = copied_record(state);
         // The copy of its map in the superblock leads to it, and the inode does not.

@@ -10,7 +10,7 @@ use extant_base::{Ino, sabotage};
 use extant_block::SharedDevice;
 use extant_check::{Answer, CheckOptions, Examination, Objects, Problem, Severity, examine};
 use extant_format::dir::FileType;
-use extant_format::features::State as FsState;
+use extant_format::features::{Feature, State as FsState};
 use extant_format::superblock::Superblock;
 
 use self::fixes::write_backups;
@@ -18,6 +18,7 @@ use self::phase::{Phase, phase};
 use crate::ask::{Ask, Decision, Fix};
 use crate::draft::Draft;
 use crate::error::{Fixed, RepairError, Trouble};
+use crate::journal::BroughtIn;
 use crate::plan::Plan;
 use crate::space::Bits;
 use crate::state::State;
@@ -77,6 +78,8 @@ struct Session<'a> {
     trees_are_done: bool,
     /// The blocks of the resize inode were set right once.
     has_fixed_resize: bool,
+    /// Fast commits that are brought in once the rest is in order.
+    waiting: Option<journal::Waiting>,
     /// Groups of which the caller knows whether their inode table is there.
     told_tables: BTreeSet<u32>,
 }
@@ -109,6 +112,7 @@ pub fn repair(
         was_valid: false,
         trees_are_done: false,
         has_fixed_resize: false,
+        waiting: None,
         told_tables: BTreeSet::new(),
     };
     let found = supers::find(&draft)?;
@@ -130,9 +134,13 @@ pub fn repair(
                 if let Some(why) = replayed.trouble {
                     let text = format!("the log cannot be replayed: {why}");
                     session.tell("journal-log", text, "empty the log", Severity::FileSystem);
-                } else if let Some(why) = replayed.lost_fast_commits {
-                    let text = format!("{fast_commits} fast commits cannot be brought in: {why}");
-                    session.tell("journal-log", text, "leave them out", Severity::FileSystem);
+                } else if let Some(waiting) = replayed.waiting {
+                    let text = format!(
+                        "{fast_commits} fast commits cannot be brought in as the image is: {}",
+                        waiting.why
+                    );
+                    session.tell("journal-log", text, "repair it first", Severity::FileSystem);
+                    session.waiting = Some(waiting);
                 } else if let Some(why) = replayed.broken {
                     let text =
                         format!("the log is damaged behind {transactions} transactions: {why}");
@@ -254,9 +262,17 @@ impl Session<'_> {
                 count += 1;
                 Answer::Fix
             };
-            let mut exam = examine(&*self.draft, &CHECK, &mut meet)?;
+            let options = CheckOptions { require_replayed: self.waiting.is_none(), ..CHECK };
+            let mut exam = examine(&*self.draft, &options, &mut meet)?;
             let wanted = std::mem::take(&mut exam.wanted);
             let first = wanted.iter().map(phase).min();
+            if self.waiting.is_some() && first.is_none_or(|first| first >= Phase::State) {
+                self.bring_in_waiting(sb)?;
+                if self.is_stopped {
+                    return Ok(false);
+                }
+                continue;
+            }
             if !self.trees_are_done && first.is_none_or(|first| first >= Phase::State) {
                 self.trees_are_done = true;
                 let is_clean = exam.report.is_clean();
@@ -289,6 +305,9 @@ impl Session<'_> {
                 State::new(Arc::clone(&self.draft), sb.clone(), exam, &mut self.pins, self.now);
             let mut state = made.map_err(give_up)?;
             state.said = said;
+            if let Some(waiting) = &self.waiting {
+                state.promise(&waiting.blocks, &waiting.inodes);
+            }
             if self.first_pins.is_none() {
                 self.first_pins = self.pins.clone();
                 self.mark(&mut state)?;
@@ -296,6 +315,44 @@ impl Session<'_> {
             self.fix(&mut state, first, &batch)?;
             *sb = supers::reread(&self.draft)?;
         }
+    }
+
+    /// Brings in the fast commits that waited for the image to be in order. What cannot be applied is left out, and
+    /// named; links and blocks are looked at again afterwards.
+    fn bring_in_waiting(&mut self, sb: &mut Superblock) -> Result<(), RepairError> {
+        let Some(waiting) = self.waiting.take() else { return Ok(()) };
+        self.draft.seal();
+        let mut done = journal::bring_in(&self.draft, false)
+            .or_else(|_| journal::bring_in(&self.draft, true))
+            .unwrap_or_else(|why| BroughtIn { commits: 0, left_out: vec![why] });
+        if done.commits == 0 && done.left_out.is_empty() {
+            done.left_out.push("the journal was made anew".into());
+        }
+        if let Some(why) = done.left_out.first() {
+            let commits = waiting.commits;
+            let text = match done.left_out.len() {
+                _ if done.commits == 0 => {
+                    format!("{commits} fast commits cannot be brought in: {why}")
+                }
+                1 => format!("a part of {commits} fast commits cannot be brought in: {why}"),
+                parts => format!(
+                    "{parts} parts of {commits} fast commits cannot be brought in, the first: {why}"
+                ),
+            };
+            self.tell("journal-log", text, "leave it out", Severity::FileSystem);
+        }
+        *sb = supers::reread(&self.draft)?;
+        let mut state = self.state_for_journal(sb)?;
+        if done.commits == 0 {
+            journal::empty_log(&mut state).map_err(give_up)?;
+        }
+        state.sb.features.remove(Feature::RECOVER);
+        state.sb.state.remove(FsState::VALID);
+        state.sb.state.insert(FsState::ERROR);
+        state.write_superblock().map_err(give_up)?;
+        self.draft.seal();
+        *sb = supers::reread(&self.draft)?;
+        Ok(())
     }
 
     /// Trees of extents with far more nodes, or levels, than they need are written anew.

@@ -1,7 +1,7 @@
 //! The image in the middle of a repair: what a round knows, and the ways to change the draft.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use extant_base::{BlockCount, FileBlock, FsBlock, GroupIndex, Ino};
@@ -37,6 +37,10 @@ pub(crate) struct State {
     pub(crate) space: Space,
     /// Inodes that this round took.
     pub(crate) new_inodes: Vec<Ino>,
+    /// Groups of which this round found that inodes lie where their descriptor says that none are.
+    pub(crate) revived: BTreeSet<GroupIndex>,
+    /// Inodes that are not to be taken for anything new.
+    pub(crate) promised: BTreeSet<Ino>,
     /// Seconds since 1970.
     pub(crate) now: u32,
     /// Remembers what the search for one group's table has read, for the next group.
@@ -72,6 +76,8 @@ impl State {
             groups: Vec::new(),
             space: Space::new(&sb),
             new_inodes: Vec::new(),
+            revived: BTreeSet::new(),
+            promised: BTreeSet::new(),
             draft,
             sb,
             exam,
@@ -100,6 +106,18 @@ impl State {
         *pins = Some(pinned.clone());
         state.space.pinned = pinned;
         Ok(state)
+    }
+
+    /// Keeps what fast commits have that are brought in later: no blocks and inodes of theirs are taken.
+    pub(crate) fn promise(&mut self, blocks: &[(u64, u64)], inodes: &BTreeSet<Ino>) {
+        for (start, len) in blocks {
+            if self.in_range(*start, *len) && *len > 0 {
+                for cluster in self.cluster(*start)..=self.cluster(start + len - 1) {
+                    self.space.taken.set(cluster);
+                }
+            }
+        }
+        self.promised.clone_from(inodes);
     }
 
     /// Marks clusters as pinned that the bitmaps on the device mark as used, so that others are
@@ -365,7 +383,8 @@ impl State {
             let used = words
                 .and_then(|words| words.get(at as usize / 64))
                 .is_some_and(|word| word >> (at % 64) & 1 == 1);
-            if used || self.new_inodes.contains(&ino) || self.is_special(ino) {
+            let is_promised = self.promised.contains(&ino);
+            if used || is_promised || self.new_inodes.contains(&ino) || self.is_special(ino) {
                 continue;
             }
             let Ok(mut record) = self.load(ino) else { continue };

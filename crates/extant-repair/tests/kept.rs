@@ -909,3 +909,64 @@ fn a_directory_of_clusters_whose_extents_have_other_numbers_keeps_its_names() {
         assert!(fs.read_dir("/many").unwrap().count() >= 150, "{what}");
     }
 }
+
+/// Names of several directories lead to inodes where the descriptor of their group says that none are.
+#[test]
+fn names_in_two_directories_stay_that_lead_behind_the_used_part_of_a_table() {
+    let dir = tempdir().unwrap();
+    let good = require!(sample(dir.path(), SETS[3]));
+    let device = Arc::new(good);
+    let options = MountOptions::new().read_only(false).background(false);
+    let fs = options.open(Arc::clone(&device)).unwrap();
+    fs.create_dir("/other", &extant::NewInode::root(0o755)).unwrap();
+    let mut numbers = Vec::new();
+    for name in ["/d/first", "/other/second", "/third"] {
+        fs.write(name, name.as_bytes()).unwrap();
+        numbers.push(fs.resolve(name).unwrap().ino().0);
+    }
+    let sb = fs.superblock().clone();
+    fs.unmount().unwrap();
+    let least = numbers.iter().min().unwrap() - 1;
+    assert!(numbers.iter().all(|number| *number <= sb.inodes_per_group), "{numbers:?}");
+    let freed: String = numbers.iter().fold(String::new(), |mut text, number| {
+        let _ = writeln!(text, "freei <{number}>");
+        text
+    });
+    let unused = sb.inodes_per_group - least;
+    let commands = format!("{freed}set_bg 0 itable_unused {unused}\nset_bg 0 checksum calc");
+    let image = require!(damaged(dir.path(), &device, &commands));
+    assert_ne!(problems(&image), Vec::<String>::new());
+    let fs = mended(image, dir.path());
+    for name in ["/d/first", "/other/second", "/third"] {
+        assert_eq!(fs.read(name).unwrap(), name.as_bytes(), "{name}");
+    }
+}
+
+/// A block of a directory that lies over one of another, which comes first: e2fsck asks the `..` of what is in it.
+#[test]
+fn a_directory_stays_where_its_own_entry_says_that_it_is() {
+    let dir = tempdir().unwrap();
+    let device = Arc::new(require!(sample(dir.path(), SETS[2])));
+    let options = MountOptions::new().read_only(false).background(false);
+    let fs = options.open(Arc::clone(&device)).unwrap();
+    for name in ["/own", "/own/sub"] {
+        fs.create_dir(name, &extant::NewInode::root(0o755)).unwrap();
+    }
+    fs.write("/own/sub/file", [9; 500]).unwrap();
+    fs.unmount().unwrap();
+    let path = dir.path().join("copied.img");
+    image::save(&device, &path);
+    let block = |name: &str| -> u64 {
+        let said = oracle::debugfs(&path, false, &format!("blocks {name}")).unwrap();
+        said.split_whitespace().filter_map(|word| word.parse().ok()).next().unwrap()
+    };
+    let (from, to) = (block("/own"), block("/lost+found"));
+    let mut bytes = [0; 1024];
+    device.read_at(from * 1024, &mut bytes).unwrap();
+    device.write_at(to * 1024, &bytes).unwrap();
+    assert!(repaired(&device).unwrap().is_clean);
+    assert_eq!(problems(&device), Vec::<String>::new());
+    assert_eq!(e2fsck(&device, dir.path(), false).unwrap(), "");
+    let fs = MountOptions::new().open(device).unwrap();
+    assert_eq!(fs.read("/own/sub/file").unwrap(), [9; 500]);
+}

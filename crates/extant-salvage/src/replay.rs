@@ -7,8 +7,8 @@ use extant_format::extent::ExtentState;
 use extant_format::inode::{FileKind, InodeFlags};
 use extant_format::record::{self, Record};
 use extant_jbd2::{
-    DamagedBlocks, JournalRun, LOG_BLOCKS_MAX, LogStore, MappedJournal, RecoveryOptions,
-    ReplayedDevice, recover,
+    JournalRun, LOG_BLOCKS_MAX, LogStore, MappedJournal, RecoveryError, ReplayedDevice,
+    newer_at_home, recover_damaged,
 };
 
 use crate::image::Image;
@@ -37,20 +37,22 @@ pub(crate) fn replay(image: &Image) -> Result<Option<Replayed>, String> {
     if runs.is_empty() {
         return Err("it has no blocks".to_owned());
     }
-    let text = |error: extant_jbd2::RecoveryError| error.to_string();
+    let text = |error: RecoveryError| error.to_string();
     let log = Arc::new(MappedJournal::new(image.shared(), image.sb.block_size, runs));
     let store = LogStore::internal(log).map_err(text)?;
     if !store.superblock().is_dirty() {
         return Ok(None);
     }
-    let options =
-        RecoveryOptions { fs_blocks: image.sb.blocks_count, damaged: DamagedBlocks::Skip };
-    let seen = recover(store.reader(), store.superblock(), &options).map_err(text)?;
-    if let Some(broken) = &seen.broken
-        && !matches!(**broken, extant_jbd2::RecoveryError::CommitChecksum { .. })
-    {
-        // As a repair does of two that are as good: what lies there is later, or as old.
-        return Err(broken.to_string());
+    let home = image.shared();
+    let seen = recover_damaged(store.reader(), store.superblock(), image.sb.blocks_count, &*home);
+    let seen = seen.map_err(text)?;
+    if let Some(broken) = &seen.broken {
+        let newer =
+            newer_at_home(&**store.reader(), store.superblock(), &seen, &*home).map_err(text)?;
+        if !newer.is_empty() {
+            // A repair would see which is in better order.
+            return Err(broken.to_string());
+        }
     }
     let reader: Arc<dyn extant_jbd2::JournalReader> = Arc::clone(store.reader()) as _;
     let fast_commits = seen.fast_commits.as_ref().map_or(0, |fast| fast.commits());

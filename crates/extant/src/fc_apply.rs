@@ -42,13 +42,19 @@ use crate::txn::Txn;
 const EMPTY_TREE: [u8; 12] = [0x0a, 0xf3, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0];
 
 /// Applies `overlay`, and commits. The journal was opened so that its first transaction has the
-/// number of the fast commits.
+/// number of the fast commits. With `passes_damage`, an inode or a directory whose records cannot
+/// be applied is left out, and the reason is returned: the state that fast commits describe is that
+/// of each object for itself, and who asks for this checks links and blocks afterwards.
 ///
 /// # Errors
 ///
 /// Damage, in the file system or in the fast commits; no space, in the file system or in one
 /// transaction of the log. The journal is aborted then, and the log is unchanged.
-pub(crate) fn apply(fs: &Fs, overlay: &FastCommitOverlay) -> Result<()> {
+pub(crate) fn apply(
+    fs: &Fs,
+    overlay: &FastCommitOverlay,
+    passes_damage: bool,
+) -> Result<Vec<FsError>> {
     let volume = fs.volume();
     let writer = volume.writer()?;
     let journal = writer.journal();
@@ -57,11 +63,13 @@ pub(crate) fn apply(fs: &Fs, overlay: &FastCommitOverlay) -> Result<()> {
     txn.never_restart();
     let tid = txn.tid();
     // The original change had enough space.
-    let done = txn.rescue(|txn| Work::new(fs, overlay).run(txn));
+    let mut work = Work::new(fs, overlay, passes_damage);
+    let done = txn.rescue(|txn| work.run(txn));
     let done = done.map_err(|error| txn.fail(error));
     drop(txn);
     done?;
-    journal.commit(tid).map_err(FsError::from_journal)
+    journal.commit(tid).map_err(FsError::from_journal)?;
+    Ok(work.passed)
 }
 
 /// An inode in the fast commits.
@@ -87,6 +95,10 @@ struct Work<'a> {
     unmapped: Vec<Extent>,
     /// Clusters in the maps of touched inodes, by number.
     named: Vec<Range<u64>>,
+    /// Damage is passed over, not an error.
+    passes_damage: bool,
+    /// Damage that was passed over.
+    passed: Vec<FsError>,
 }
 
 fn damaged(ino: Ino, rule: &'static str) -> FsError {
@@ -94,7 +106,7 @@ fn damaged(ino: Ino, rule: &'static str) -> FsError {
 }
 
 impl<'a> Work<'a> {
-    fn new(fs: &'a Fs, overlay: &'a FastCommitOverlay) -> Work<'a> {
+    fn new(fs: &'a Fs, overlay: &'a FastCommitOverlay, passes_damage: bool) -> Work<'a> {
         Work {
             fs,
             overlay,
@@ -104,15 +116,37 @@ impl<'a> Work<'a> {
             subdirectories: BTreeMap::new(),
             unmapped: Vec::new(),
             named: Vec::new(),
+            passes_damage,
+            passed: Vec::new(),
+        }
+    }
+
+    /// Passes over damage where that is wanted; `None` then.
+    fn pass<T>(&mut self, result: Result<T>) -> Result<Option<T>> {
+        match result {
+            Ok(value) => Ok(Some(value)),
+            Err(error) if self.passes_damage && error.family() == Family::Damage => {
+                self.passed.push(error);
+                Ok(None)
+            }
+            Err(error) => Err(error),
         }
     }
 
     fn run(&mut self, txn: &mut Txn<'_>) -> Result<()> {
+        let mut left_out = BTreeSet::new();
         for (ino, inode) in self.overlay.inodes() {
-            self.claim(txn, ino, inode)?;
+            let claimed = self.claim(txn, ino, inode);
+            if self.pass(claimed)?.is_none() {
+                left_out.insert(ino);
+            }
         }
         for (ino, inode) in self.overlay.inodes() {
-            if let Some(touched) = self.attributes(txn, ino, inode)? {
+            if left_out.contains(&ino) {
+                continue;
+            }
+            let touched = self.attributes(txn, ino, inode);
+            if let Some(touched) = self.pass(touched)?.flatten() {
                 self.touched.insert(ino, touched);
             }
         }
@@ -120,14 +154,18 @@ impl<'a> Work<'a> {
             let Some(touched) = self.touched.get(&ino) else { continue };
             let node = Arc::clone(&touched.node);
             if inode.has_ranges() && node.with(|data| data.kind != FileKind::Directory) {
-                self.map(txn, &node, inode)?;
+                let mapped = self.map(txn, &node, inode);
+                self.pass(mapped)?;
             }
         }
         for (ino, directory) in self.overlay.directories() {
-            self.directory(txn, ino, directory)?;
+            let named = self.directory(txn, ino, directory);
+            self.pass(named)?;
         }
         self.links(txn)?;
-        self.free(txn)
+        let freed = self.free(txn);
+        self.pass(freed)?;
+        Ok(())
     }
 
     /// Returns the stored inode of that number, with or without links; `None` when it is not in
@@ -364,37 +402,49 @@ impl<'a> Work<'a> {
             dir_edit::create(txn, fs, &dir, parent)?;
         }
         for (name, entry) in says.entries() {
-            if let FcEntry::Present(now) = entry {
-                *self.present.entry(now).or_default() += 1;
-            }
-            let found = match fs.view(&dir).search(name) {
-                Ok(found) => Some(found),
-                Err(FsError::NotFound { .. }) => None,
-                Err(error) => return Err(error),
-            };
-            match (entry, found) {
-                (FcEntry::Removed(gone), Some(found)) if gone == found => {
-                    dir_edit::remove(txn, fs, &dir, name)?;
-                    self.count(txn, ino, found, -1)?;
-                }
-                (FcEntry::Removed(_), _) => {}
-                (FcEntry::Present(now), Some(found)) if now == found => {}
-                (FcEntry::Present(now), found) => {
-                    let Some(target) = self.target(txn, now)? else { continue };
-                    let kind = target.with(|data| data.kind);
-                    let file_type = FileType::from_mode(kind.mode_bits());
-                    if let Some(found) = found {
-                        dir_edit::replace(txn, fs, &dir, name, now, file_type)?;
-                        self.count(txn, ino, found, -1)?;
-                    } else {
-                        let place = dir_edit::prepare_insert(txn, fs, &dir, name, false)?;
-                        dir_edit::insert(txn, fs, &dir, place, name, now, file_type)?;
-                    }
-                    self.count(txn, ino, now, 1)?;
-                }
-            }
+            let named = self.name(txn, &dir, name, entry);
+            self.pass(named)?;
         }
         Ok(())
+    }
+
+    fn name(
+        &mut self,
+        txn: &mut Txn<'_>,
+        dir: &Arc<Node>,
+        name: &[u8],
+        entry: FcEntry,
+    ) -> Result<()> {
+        let (fs, ino) = (self.fs, dir.ino());
+        if let FcEntry::Present(now) = entry {
+            *self.present.entry(now).or_default() += 1;
+        }
+        let found = match fs.view(dir).search(name) {
+            Ok(found) => Some(found),
+            Err(FsError::NotFound { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        match (entry, found) {
+            (FcEntry::Removed(gone), Some(found)) if gone == found => {
+                dir_edit::remove(txn, fs, dir, name)?;
+                self.count(txn, ino, found, -1)
+            }
+            (FcEntry::Removed(_), _) => Ok(()),
+            (FcEntry::Present(now), Some(found)) if now == found => Ok(()),
+            (FcEntry::Present(now), found) => {
+                let Some(target) = self.target(txn, now)? else { return Ok(()) };
+                let kind = target.with(|data| data.kind);
+                let file_type = FileType::from_mode(kind.mode_bits());
+                if let Some(found) = found {
+                    dir_edit::replace(txn, fs, dir, name, now, file_type)?;
+                    self.count(txn, ino, found, -1)?;
+                } else {
+                    let place = dir_edit::prepare_insert(txn, fs, dir, name, false)?;
+                    dir_edit::insert(txn, fs, dir, place, name, now, file_type)?;
+                }
+                self.count(txn, ino, now, 1)
+            }
+        }
     }
 
     /// Counts a name of `ino` that `dir` gained or lost.

@@ -302,7 +302,8 @@ fn a_damaged_data_block_is_refused_or_skipped() {
         let options = RecoveryOptions { fs_blocks: 1000, damaged: DamagedBlocks::Skip };
         let replay = recover(&log, &log.superblock, &options).unwrap();
         let block = descriptor + 1;
-        assert_eq!(replay.damaged, [DamagedBlock { tid: Tid(0), fs_block: FsBlock(5), block }]);
+        let [found] = replay.damaged[..] else { panic!("{:?}", replay.damaged) };
+        assert_eq!((found.tid, found.fs_block, found.block), (Tid(0), FsBlock(5), block));
         // The older copy stands.
         assert_eq!(replay.blocks.get(FsBlock(5)).unwrap().block, 2);
         assert_eq!(replay.blocks.len(), 2);

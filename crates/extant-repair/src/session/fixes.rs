@@ -272,7 +272,22 @@ impl Session<'_> {
                 true => Some(twice::shared(state)),
                 false => None,
             };
-        for (dir, problems) in Self::by_inode(batch) {
+        let misled = match &shared {
+            None => dirs::misled(state, batch),
+            Some(_) => BTreeMap::new(),
+        };
+        let is_misled = |problem: &Problem| {
+            let Problem::SecondParent { dir, ino, .. } = problem else { return false };
+            misled.iter().any(|(first, inodes)| first != dir && inodes.contains(&ino.0))
+                && state.view(*ino).is_some_and(|view| view.dotdot == *dir)
+        };
+        let (gone, batch): (Vec<_>, Vec<_>) =
+            batch.iter().cloned().partition(|problem| is_misled(problem));
+        for (first, inodes) in misled.clone() {
+            let result = dirs::forget(state, first, inodes);
+            self.note(&gone, result)?;
+        }
+        for (dir, problems) in Self::by_inode(&batch) {
             let is_elsewhere = match &shared {
                 Some(Ok(shared)) => twice::lies_in(state, shared, dir),
                 Some(Err(_)) => Ok(true),

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use extant::MountOptions;
 use extant_block::{BlockDevice, MemoryDevice};
+use extant_format::checksum::crc32c;
 use extant_format::jbd2::JournalSuperblock;
-use extant_testkit::{require, tempdir};
+use extant_testkit::{image, oracle, require, tempdir};
 
-use crate::common::{SETS, e2fsck, problems, repaired, sample};
+use crate::common::{SETS, cut_at, e2fsck, pieces, planned, problems, repaired, sample};
 
 /// Where the blocks of the journal lie that begin as its own of this kind do, with their transactions.
 fn log_blocks(device: &MemoryDevice, kind: u8) -> Vec<(u64, u32)> {
@@ -93,4 +94,201 @@ fn a_part_of_the_log_takes_back_nothing_that_is_home() {
     for number in 0..6u8 {
         assert_eq!(fs.read(format!("/d/late{number}")).unwrap(), [number; 3000]);
     }
+}
+
+/// An image whose journal has fast commits only, for eight files of 5000 bytes; what is home is whole.
+fn left_with_fast_commits(dir: &Path) -> Result<MemoryDevice, String> {
+    let path = dir.join("fast.img");
+    oracle::mke2fs(&path, "16M", &["-text4", "-b1024", "-Ofast_commit", "-Jsize=4"])?;
+    let device = Arc::new(image::load(&path));
+    let options = || MountOptions::new().read_only(false).background(false);
+    let fs = options().open(Arc::clone(&device)).unwrap();
+    for number in 0..8u8 {
+        fs.write(format!("/file{number}"), [number; 1000]).unwrap();
+    }
+    fs.unmount().unwrap();
+    let fs = options().open(Arc::clone(&device)).unwrap();
+    for number in 0..8u8 {
+        let file = fs.resolve(format!("/file{number}")).unwrap();
+        assert_eq!(file.write_at(&[number; 4000], 1000).unwrap(), 4000);
+        file.sync().unwrap();
+    }
+    let left = device.snapshot();
+    fs.unmount().unwrap();
+    Ok(left)
+}
+
+/// e2fsck applies fast commits before it looks at anything, and leaves out what it cannot.
+#[test]
+fn fast_commits_are_brought_in_once_the_image_is_repaired() {
+    let dir = tempdir().unwrap();
+    let left = require!(left_with_fast_commits(dir.path()));
+    // The bitmap of the first group: nothing can be allocated, and nothing be applied.
+    let mut place = [0; 4];
+    left.read_at(2 * 1024, &mut place).unwrap();
+    let bitmap = u64::from(u32::from_le_bytes(place)) * 1024;
+    let mut bytes = [0; 1024];
+    left.read_at(bitmap, &mut bytes).unwrap();
+    bytes.iter_mut().skip(100).for_each(|byte| *byte = 0);
+    left.write_at(bitmap, &bytes).unwrap();
+    let outcome = planned(&left).unwrap();
+    assert!(outcome.is_clean && outcome.fast_commits > 0, "{:#?}", outcome.findings);
+    let said = |text: &str| outcome.findings.iter().any(|one| one.message.contains(text));
+    assert!(said("cannot be brought in as the image is"), "{:#?}", outcome.findings);
+    // Whoever is cut off has them in the log until they are home.
+    let count = pieces(&outcome).len();
+    for cut in 0..=count {
+        let image = left.snapshot();
+        cut_at(&image, &outcome, cut);
+        assert!(repaired(&image).unwrap().is_clean, "cut {cut} of {count}");
+        assert_eq!(problems(&image), Vec::<String>::new(), "cut {cut} of {count}");
+        let fs = MountOptions::new().open(image.snapshot()).unwrap();
+        for number in 0..8u8 {
+            let read = fs.read(format!("/file{number}")).unwrap();
+            assert!(read == [number; 5000], "file{number}, cut {cut} of {count}");
+        }
+        if cut % 50 == 0 || cut == count {
+            assert_eq!(e2fsck(&image, dir.path(), false).unwrap(), "", "cut {cut} of {count}");
+        }
+    }
+}
+
+/// The part that cannot be applied is left out, and the others stay.
+#[test]
+fn fast_commits_of_other_files_stay_beside_one_that_is_damaged() {
+    let dir = tempdir().unwrap();
+    let left = require!(left_with_fast_commits(dir.path()));
+    let mut bytes = vec![0; left.size_bytes() as usize];
+    left.read_at(0, &mut bytes).unwrap();
+    // The area begins with its head, of tag 9 and 8 bytes. The checksum of a tail covers what lies behind the one
+    // before; the blocks follow each other.
+    let head = [9, 0, 8, 0, 0, 0, 0, 0];
+    let area = (0..bytes.len()).step_by(1024).find(|at| bytes[*at..].starts_with(&head)).unwrap();
+    let (mut sum, mut ranges, mut tails) = (0, 0, 0);
+    'blocks: for block in (area..bytes.len()).step_by(1024) {
+        let mut at = block;
+        while at + 4 <= block + 1024 {
+            let word = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+            let (tag, end) = (word(at), at + 4 + usize::from(word(at + 2)));
+            match tag {
+                1 => {
+                    ranges += 1;
+                    if ranges == 4 {
+                        // Blocks that are far behind the last one of the file system.
+                        bytes[at + 4 + 4 + 6..at + 4 + 4 + 8].copy_from_slice(&[0x12, 0]);
+                    }
+                    sum = crc32c(sum, &bytes[at..end]);
+                }
+                8 => {
+                    sum = crc32c(sum, &bytes[at..at + 8]);
+                    bytes[at + 8..at + 12].copy_from_slice(&sum.to_le_bytes());
+                    (sum, tails) = (0, tails + 1);
+                }
+                2..=9 => sum = crc32c(sum, &bytes[at..end]),
+                _ if at == block => break 'blocks,
+                _ => break,
+            }
+            at = end;
+        }
+    }
+    assert!(ranges >= 8 && tails >= 8, "{ranges} ranges, {tails} tails");
+    left.write_at(0, &bytes).unwrap();
+    let outcome = repaired(&left).unwrap();
+    assert!(outcome.is_clean && outcome.fast_commits >= 8, "{:#?}", outcome.findings);
+    let said = |text: &str| outcome.findings.iter().any(|one| one.message.starts_with(text));
+    assert!(said("a part of "), "{:#?}", outcome.findings);
+    assert_eq!(problems(&left), Vec::<String>::new());
+    assert_eq!(e2fsck(&left, dir.path(), false).unwrap(), "");
+    let fs = MountOptions::new().open(left).unwrap();
+    let whole =
+        |number: &u8| fs.read(format!("/file{number}")).is_ok_and(|read| read == [*number; 5000]);
+    assert_eq!((0..8u8).filter(whole).count(), 7);
+}
+
+/// A commit block that is none any more looks like the end of the log; what follows says that it is not.
+#[test]
+fn a_log_that_seems_to_end_takes_back_nothing_that_is_home() {
+    let dir = tempdir().unwrap();
+    let left = require!(left_with_a_log(dir.path()));
+    let home = left.snapshot();
+    assert!(repaired(&home).unwrap().is_clean);
+    let commits = log_blocks(&left, 2);
+    let mut bytes = [0; 1024];
+    for place in [1024, log_blocks(&left, 4)[0].0] {
+        left.read_at(place, &mut bytes).unwrap();
+        home.write_at(place, &bytes).unwrap();
+    }
+    home.write_at(commits[2].0, &[0; 1024]).unwrap();
+    let outcome = repaired(&home).unwrap();
+    assert!(outcome.is_clean, "{:#?}", outcome.findings);
+    assert_eq!(problems(&home), Vec::<String>::new());
+    let fs = MountOptions::new().open(home).unwrap();
+    for number in 0..6u8 {
+        assert_eq!(fs.read(format!("/d/late{number}")).unwrap(), [number; 3000]);
+    }
+}
+
+/// The part of a log before damage is later than all that is home, whatever order it leaves the image in.
+#[test]
+fn a_damaged_copy_costs_no_more_where_a_later_transaction_is_damaged_too() {
+    let dir = tempdir().unwrap();
+    let left = require!(left_with_a_log(dir.path()));
+    let (descriptors, commits) = (log_blocks(&left, 1), log_blocks(&left, 2));
+    let files = |device: MemoryDevice| -> Vec<u8> {
+        assert!(repaired(&device).unwrap().is_clean);
+        assert_eq!(problems(&device), Vec::<String>::new());
+        let fs = MountOptions::new().open(device).unwrap();
+        let is_whole = |number: &u8| {
+            fs.read(format!("/d/late{number}")).is_ok_and(|read| read == [*number; 3000])
+        };
+        (0..6).filter(is_whole).collect()
+    };
+    let (mut kept, last) = (0, descriptors[descriptors.len() - 1]);
+    for transaction in 0..3 {
+        let from = descriptors[transaction].0 + 1024;
+        for copy in (from..commits[transaction].0).step_by(1024) {
+            let device = left.snapshot();
+            device.write_at(copy + 1000, &[0x5a; 24]).unwrap();
+            let one = files(device.snapshot());
+            device.write_at(last.0 + 1020, &[1, 2, 3, 4]).unwrap();
+            let both = files(device);
+            let lost: Vec<_> =
+                one.iter().filter(|number| **number < 5 && !both.contains(number)).collect();
+            assert!(lost.is_empty(), "copy at {copy} of transaction {transaction}: {lost:?}");
+            kept += both.len();
+        }
+    }
+    assert!(kept > 20, "{kept}");
+}
+
+/// A copy of which home has the contents is not lost, and no earlier copy of its block takes its place.
+#[test]
+fn a_damaged_copy_of_what_is_home_takes_nothing_back() {
+    let dir = tempdir().unwrap();
+    let left = require!(left_with_a_log(dir.path()));
+    let home = left.snapshot();
+    assert!(repaired(&home).unwrap().is_clean);
+    let mut bytes = [0; 1024];
+    for place in [1024, log_blocks(&left, 4)[0].0] {
+        left.read_at(place, &mut bytes).unwrap();
+        home.write_at(place, &bytes).unwrap();
+    }
+    let (last, end) = (log_blocks(&left, 1).pop().unwrap(), log_blocks(&left, 2).pop().unwrap());
+    let mut copies = 0;
+    for copy in (last.0 + 1024..end.0).step_by(1024) {
+        let device = home.snapshot();
+        device.read_at(copy, &mut bytes).unwrap();
+        bytes[1000] ^= 1;
+        device.write_at(copy, &bytes).unwrap();
+        let outcome = repaired(&device).unwrap();
+        assert!(outcome.is_clean, "{:#?}", outcome.findings);
+        assert_eq!(problems(&device), Vec::<String>::new());
+        let fs = MountOptions::new().open(device).unwrap();
+        for number in 0..6u8 {
+            let read = fs.read(format!("/d/late{number}"));
+            assert!(read.is_ok_and(|read| read == [number; 3000]), "late{number}, copy at {copy}");
+        }
+        copies += 1;
+    }
+    assert!(copies > 2, "{copies}");
 }

@@ -83,6 +83,7 @@ pub struct MountOptions {
     seed: Option<u64>,
     commit_interval: Duration,
     fast_commits: bool,
+    passes_damage: bool,
     data_journal: Option<bool>,
     write_back_after: Duration,
     times: TimeRules,
@@ -123,6 +124,7 @@ impl Default for MountOptions {
             seed: None,
             commit_interval: Duration::from_secs(5),
             fast_commits: true,
+            passes_damage: false,
             data_journal: None,
             write_back_after: EXPIRE,
             times: TimeRules { access: AccessRule::Never, lazy: false },
@@ -400,6 +402,16 @@ impl MountOptions {
     #[must_use]
     pub fn fast_commits(mut self, fast_commits: bool) -> MountOptions {
         self.fast_commits = fast_commits;
+        self
+    }
+
+    /// Sets whether a writable mount leaves out what it cannot apply of the fast commits in the
+    /// journal, because it or the file that it is about is damaged, instead of refusing the image.
+    /// [`Fs::fast_commit_damage`] says what was left out. Default: no. Links and blocks may be
+    /// wrong then: this is for repairs, which check everything afterwards.
+    #[must_use]
+    pub fn pass_fast_commit_damage(mut self, pass: bool) -> MountOptions {
+        self.passes_damage = pass;
         self
     }
 

@@ -124,7 +124,7 @@ impl Recovered {
         fs.find_zones(true)?;
         fs.check_root()?;
         options.start_writing(&fs, &device, log, seed, mmp, is_clean)?;
-        fs.begin_writing(fast_commits.as_ref(), &options.observer)?;
+        fs.begin_writing(fast_commits.as_ref(), options.passes_damage, &options.observer)?;
         fs.volume().join_cache();
         if options.background {
             fs.start_background()?;

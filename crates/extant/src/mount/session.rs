@@ -34,6 +34,7 @@ impl Fs {
     pub(super) fn begin_writing(
         &self,
         fast_commits: Option<&FastCommitOverlay>,
+        passes_damage: bool,
         observer: &Observer,
     ) -> Result<()> {
         let writer = self.volume().writer()?;
@@ -41,7 +42,8 @@ impl Fs {
         let (orphans, supers) = (writer.orphans(), writer.supers());
         let loaded = super::orphans::load_list(self, orphans, supers)?;
         if let Some(overlay) = fast_commits {
-            fc_apply::apply(self, overlay)?;
+            let passed = fc_apply::apply(self, overlay, passes_damage)?;
+            writer.set_fast_commit_damage(passed);
         }
         let summary = super::orphans::recover(self, orphans, supers, loaded, observer)?;
         if let Some(mmp) = writer.mmp() {
@@ -55,6 +57,12 @@ impl Fs {
     /// mount.
     pub fn recovered_orphans(&self) -> Option<&OrphanSummary> {
         self.volume().writer().ok()?.recovered_orphans()
+    }
+
+    /// Returns why parts of the fast commits were left out, one reason for each part; empty without
+    /// [`MountOptions::pass_fast_commit_damage`](crate::MountOptions::pass_fast_commit_damage).
+    pub fn fast_commit_damage(&self) -> &[FsError] {
+        self.volume().writer().map_or(&[], Writer::fast_commit_damage)
     }
 
     /// Logs that the image is mounted, and what was recovered.

@@ -25,7 +25,7 @@ use extant_sync::{Background, Clock, Mutex, Rank};
 
 use crate::alloc::{Allocator, AllocatorStats};
 use crate::dentry::Dentries;
-use crate::error::Result;
+use crate::error::{FsError, Result};
 use crate::fast::Refusal;
 use crate::freeze_gate::{FreezeGate, Inside};
 use crate::log::Log;
@@ -61,6 +61,8 @@ pub(crate) struct Writer {
     quotas: Quotas,
     mmp: Option<MmpGuard>,
     recovered_orphans: OnceLock<OrphanSummary>,
+    /// Why parts of the fast commits were left out.
+    fast_commit_damage: OnceLock<Vec<FsError>>,
     /// Held while a directory moves to another parent.
     tree_shape: Mutex<()>,
     /// Inodes without links whose last handle was dropped.
@@ -173,6 +175,7 @@ impl Writer {
             quotas: parts.quotas,
             mmp: parts.mmp,
             recovered_orphans: OnceLock::new(),
+            fast_commit_damage: OnceLock::new(),
             tree_shape: Mutex::new(Rank::Rename, ()),
             reclaim: Mutex::new(Rank::Leaf, Vec::new()),
             reclaim_waits: AtomicBool::new(false),
@@ -286,6 +289,14 @@ impl Writer {
 
     pub(crate) fn recovered_orphans(&self) -> Option<&OrphanSummary> {
         self.recovered_orphans.get()
+    }
+
+    pub(crate) fn set_fast_commit_damage(&self, damage: Vec<FsError>) {
+        let _ = self.fast_commit_damage.set(damage);
+    }
+
+    pub(crate) fn fast_commit_damage(&self) -> &[FsError] {
+        self.fast_commit_damage.get().map_or(&[], Vec::as_slice)
     }
 
     pub(crate) fn quotas(&self) -> &Quotas {
