@@ -57,8 +57,8 @@ impl FileCache {
                     found
                 }
             };
-            if let Some(found) = found.filter(|found| *found < end) {
-                return Ok(Some(found));
+            if found.is_some() {
+                return Ok(found);
             }
             at = end;
         }

@@ -103,6 +103,46 @@ fn an_mbr_by_sfdisk_reads_as_written_with_logical_partitions() {
     assert_eq!((partitions[1].type_code.as_str(), partitions[1].table), ("0x82", TableKind::Mbr));
 }
 
+/// Writes a boot record: of each entry its status, type, start and length in sectors.
+fn write_record(device: &MemoryDevice, sector: u64, entries: &[(u8, u8, u32, u32)]) {
+    let mut bytes = [0; 512];
+    for (slot, (status, kind, start, sectors)) in bytes[446..].chunks_mut(16).zip(entries) {
+        (slot[0], slot[4]) = (*status, *kind);
+        slot[8..12].copy_from_slice(&start.to_le_bytes());
+        slot[12..16].copy_from_slice(&sectors.to_le_bytes());
+    }
+    bytes[510..].copy_from_slice(&[0x55, 0xaa]);
+    device.write_at(sector * 512, &bytes).unwrap();
+}
+
+/// Needs no sfdisk, which not every machine has.
+#[test]
+fn an_mbr_has_the_entries_with_a_type_and_a_length_and_those_of_its_chain() {
+    let disk = MemoryDevice::new(64 * MIB);
+    // The second has no length, the fourth no type.
+    let primary =
+        [(0x80, 0x83, 2048, 4096), (0, 0x83, 7000, 0), (0, 5, 8192, 40_000), (0, 0, 9, 9)];
+    write_record(&disk, 0, &primary);
+    // Contents are counted from their own record, the next record from the first of the chain.
+    write_record(&disk, 8192, &[(0, 0x83, 2048, 1000), (0, 5, 4096, 8000)]);
+    write_record(&disk, 8192 + 4096, &[(0, 0x82, 63, 2000), (0, 5, 20_000, 4000)]);
+    write_record(&disk, 8192 + 20_000, &[(0, 0x83, 1, 3000)]);
+    let partitions = partition::list(&disk).unwrap();
+    let sectors = |start: u64, len: u64| (start * 512, len * 512);
+    let wanted = [
+        (1, sectors(2048, 4096)),
+        (5, sectors(8192 + 2048, 1000)),
+        (6, sectors(8192 + 4096 + 63, 2000)),
+        (7, sectors(8192 + 20_000 + 1, 3000)),
+    ];
+    assert_eq!(ranges(&partitions), wanted.map(|(number, (offset, len))| (number, offset, len)));
+    assert_eq!(partitions[2].type_code, "0x82");
+    disk.write_at((8192 + 4096 + 63) * 512, b"start of six").unwrap();
+    let mut bytes = [0; 12];
+    partition::open(&disk, 6).unwrap().read_at(0, &mut bytes).unwrap();
+    assert_eq!(&bytes, b"start of six");
+}
+
 #[test]
 fn a_partition_opens_as_a_window_and_a_missing_one_names_the_others() {
     let Some(disk) = image_from_sfdisk(MBR) else { return };
@@ -136,20 +176,19 @@ fn devices_without_a_table_say_so() {
     device.write_at(440, &[0xcd; 70]).unwrap();
     device.write_at(510, &[0x55, 0xaa]).unwrap();
     assert!(matches!(partition::list(&device), Err(PartitionError::NoTable { .. })));
+    // A boot loader alone: the signature, and no partitions at all.
+    let device = MemoryDevice::new(1 << 20);
+    device.write_at(510, &[0x55, 0xaa]).unwrap();
+    assert!(matches!(partition::list(&device), Err(PartitionError::NoTable { .. })));
 }
 
 /// An MBR with one extended partition from sector 8 on.
 fn extended(size_bytes: u64, entry: impl Fn(u32) -> Option<[(u8, u32, u32); 2]>) -> MemoryDevice {
     let device = MemoryDevice::new(size_bytes);
     let record = |sector: u32, entries: &[(u8, u32, u32)]| {
-        let mut bytes = [0; 512];
-        for (slot, (kind, start, sectors)) in bytes[446..].chunks_mut(16).zip(entries) {
-            slot[4] = *kind;
-            slot[8..12].copy_from_slice(&start.to_le_bytes());
-            slot[12..16].copy_from_slice(&sectors.to_le_bytes());
-        }
-        bytes[510..].copy_from_slice(&[0x55, 0xaa]);
-        device.write_at(u64::from(sector) * 512, &bytes).unwrap();
+        let entries: Vec<_> =
+            entries.iter().map(|(kind, start, len)| (0, *kind, *start, *len)).collect();
+        write_record(&device, sector.into(), &entries);
     };
     record(0, &[(0x05, 8, 100_000)]);
     for link in 0..2000 {

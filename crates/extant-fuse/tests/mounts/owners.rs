@@ -1,4 +1,5 @@
-//! What users other than root make belongs to them, and flags are set where they mean something.
+//! What users other than root make belongs to them, has the mode that they asked for, and flags are set where they
+//! mean something.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
@@ -6,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use crate::common;
-use common::{Heard, obstacle, with_mount_for_all};
+use common::{Heard, obstacle, with_mount, with_mount_for_all};
 use extant::MountOptions;
 use extant_fuse::Settings;
 use extant_testkit::oracle::mke2fs;
@@ -72,6 +73,49 @@ fn a_whiteout_belongs_to_who_renames_and_only_directories_hand_a_project_on() {
         assert_eq!(python(RENAMES, at), "1000 1001 0\n1000 1001 0\n1000 0 0\n");
         assert_eq!(python(INHERITS, &at.join("plain/new")), "95\n", "EOPNOTSUPP");
         assert_eq!(python(INHERITS, &at.join("plain")), "set\n");
+    });
+    served.unwrap();
+}
+
+/// A default ACL, as `setxattr` takes it: everything for owner and group, not writing for others.
+fn default_acl() -> Vec<u8> {
+    let mut bytes = 2u32.to_le_bytes().to_vec();
+    for (tag, permissions) in [(0x01u16, 7u16), (0x04, 7), (0x20, 5)] {
+        bytes.extend(tag.to_le_bytes());
+        bytes.extend(permissions.to_le_bytes());
+        bytes.extend(u32::MAX.to_le_bytes());
+    }
+    bytes
+}
+
+#[test]
+fn the_umask_counts_where_no_default_acl_takes_its_place() {
+    if let Some(obstacle) = obstacle() {
+        skip!("{obstacle}");
+    }
+    let dir = extant_testkit::tempdir().unwrap();
+    let (image, at) = (dir.path().join("image"), dir.path().join("mount"));
+    require!(mke2fs(&image, "16M", &["-t", "ext4"]));
+    std::fs::create_dir(&at).unwrap();
+    let device = Arc::new(extant_testkit::image::load(&image));
+    let fs = MountOptions::new().read_only(false).open_shared(device).unwrap();
+    let (served, ()) = with_mount(fs, &at, &Settings::default(), &Heard::new(), |at| {
+        let modes = |name: &str| {
+            let dir = at.join(name);
+            std::fs::create_dir(&dir).unwrap();
+            if name == "listed" {
+                let flags = rustix::fs::XattrFlags::empty();
+                let acl = default_acl();
+                rustix::fs::setxattr(&dir, "system.posix_acl_default", &acl, flags).unwrap();
+            }
+            let script = "cd \"$1\" && umask 027 && : > file && mkdir dir && mkfifo pipe";
+            let made = Command::new("sh").args(["-c", script, "sh"]).arg(&dir).status().unwrap();
+            assert!(made.success());
+            let mode = |name: &str| std::fs::metadata(dir.join(name)).unwrap().mode() & 0o7777;
+            ["file", "dir", "pipe"].map(mode)
+        };
+        assert_eq!(modes("plain"), [0o640, 0o750, 0o640]);
+        assert_eq!(modes("listed"), [0o664, 0o775, 0o664]);
     });
     served.unwrap();
 }

@@ -1,6 +1,7 @@
 //! Past the cache: what it costs, what it meets in the cache, and what is left after an error.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use extant_base::Prng;
 use extant_iomap::Alone;
@@ -221,6 +222,25 @@ fn after_a_failed_placement_everything_is_old_or_new_and_nothing_is_promised() {
 #[test]
 fn after_a_failed_publication_everything_is_old_or_new_and_nothing_is_promised() {
     fails_at_each_call(|fs| &fs.faults.publish);
+}
+
+#[test]
+fn what_a_failed_write_left_on_the_device_is_what_readers_see() {
+    let fs = Fs::new(Options::default());
+    let file = fs.file();
+    file.write(0, &[1; 4 * BLOCK]).unwrap();
+    file.sync().unwrap();
+    assert_eq!(file.read_all().unwrap(), [1; 4 * BLOCK], "in the cache");
+    fs.device.tears.store(true, Ordering::SeqCst);
+    fs.device.writes.after(1);
+    assert!(file.write_direct(0, &[7; 4 * BLOCK]).is_err());
+    let shown = file.read_all().unwrap();
+    assert_eq!(shown, [[7; 2 * BLOCK], [1; 2 * BLOCK]].concat());
+    // Nobody saw what was gone after that.
+    fs.cache.drop_clean();
+    assert_eq!((file.read_all().unwrap(), file.after_a_crash()), (shown.clone(), shown));
+    drop(file);
+    fs.check_empty();
 }
 
 #[test]

@@ -140,12 +140,14 @@ fn j6_log_then_flush_then_commit_block_with_fua() {
 #[test]
 fn j7_an_external_journal_flushes_the_home_device_before_it_commits() {
     let home = Arc::new(RecordingDevice::new(HOME_BLOCKS * BLOCK as u64));
-    let image = MemoryDevice::new(u64::from(LOG_BLOCKS) * BLOCK as u64);
+    // There would be room for fast commits.
+    let log_len = 1300;
+    let image = MemoryDevice::new(u64::from(log_len) * BLOCK as u64);
     let mut ext4 = vec![0u8; 1024];
     ext4[0x38..0x3a].copy_from_slice(&0xef53u16.to_le_bytes());
     ext4[0x60] = 8;
     image.write_at(1024, &ext4).unwrap();
-    let mut superblock = TestLog::new(JournalChecksum::V3, LOG_BLOCKS, 0).superblock;
+    let mut superblock = TestLog::new(JournalChecksum::V3, log_len, 0).superblock;
     superblock.first = 3;
     let mut bytes = vec![0; BLOCK];
     superblock.encode(&mut bytes).unwrap();
@@ -333,18 +335,37 @@ fn a_handle_whose_restart_failed_changes_nothing_more() {
     assert_eq!(Arc::strong_count(&block), 1);
 }
 
+/// A device with `home` blocks of a file system and a clean journal of `len` blocks behind them, and what opens its log.
+fn with_long_log(home: u64, len: u32) -> (SharedDevice, impl Fn() -> LogStore) {
+    let device: SharedDevice = Arc::new(MemoryDevice::new((home + u64::from(len)) * BLOCK as u64));
+    let superblock = TestLog::new(JournalChecksum::V3, len, 0).superblock;
+    let mut bytes = vec![0; JournalSuperblock::BYTES];
+    superblock.encode(&mut bytes).unwrap();
+    device.write_at(home * BLOCK as u64, &bytes).unwrap();
+    let below = Arc::clone(&device);
+    let log = move || {
+        let place = vec![JournalRun { journal_start: 0, device_start: FsBlock(home), len }];
+        LogStore::internal(Arc::new(MappedJournal::new(Arc::clone(&below), size(), place))).unwrap()
+    };
+    (device, log)
+}
+
 #[test]
-fn what_is_pinned_is_bounded() {
-    let device: SharedDevice = Arc::new(formatted(JournalChecksum::V3));
-    let options = JournalOptions { pinned_blocks_max: 64, ..options() };
-    let journal =
-        Journal::open(store(&device), Arc::clone(&device), TestClient::plain(), options).unwrap();
+fn what_is_pinned_is_bounded_however_long_the_log_is() {
+    // Four times what may be pinned: without the bound nothing would go home for hundreds of blocks. Less than the
+    // least is asked for, which is 64.
+    let (device, log) = with_long_log(512, 1300);
+    let options = JournalOptions { pinned_blocks_max: 0, ..options() };
+    let journal = Journal::open(log(), Arc::clone(&device), TestClient::plain(), options).unwrap();
     for round in 0..50u64 {
-        let blocks: Vec<_> = (0..8).map(|at| TestBlock::new((round * 8 + at) % 64)).collect();
+        let blocks: Vec<_> = (0..8).map(|at| TestBlock::new(round * 8 + at)).collect();
         let list: Vec<_> = blocks.iter().map(|block| (block, 1)).collect();
         change(&journal, &list);
-        assert!(journal.work.lock().table.len() <= 32);
+        let work = journal.work.lock();
+        assert!(work.table.len() <= 32, "{} of 64 blocks after a commit", work.table.len());
+        assert!(work.used < work.len() / 3, "the log has room");
     }
+    assert!((8..=20).contains(&journal.stats().checkpoints), "{:?}", journal.stats());
 }
 
 #[test]
@@ -367,16 +388,36 @@ fn transaction_0_is_left_out_when_numbers_wrap() {
 }
 
 #[test]
-fn features_are_switched_on_with_the_first_commit() {
-    let device: SharedDevice = Arc::new(formatted(JournalChecksum::V2));
-    let options = JournalOptions { features: JournalIncompat::CSUM_V3, ..options() };
-    let journal =
-        Journal::open(store(&device), Arc::clone(&device), TestClient::plain(), options).unwrap();
-    change(&journal, &[(&TestBlock::new(5), 5)]);
-    let superblock = store(&device).superblock().clone();
-    assert_eq!(superblock.checksum(), JournalChecksum::V3);
-    replayed(&device).unwrap();
-    assert_eq!(fill_of(&device, 5), Some(5), "escaped, and put back");
+fn checksums_are_switched_on_with_the_first_commit_in_place_of_older_ones() {
+    for before in [JournalChecksum::None, JournalChecksum::V1, JournalChecksum::V2] {
+        let device: SharedDevice = Arc::new(formatted(before));
+        let options = JournalOptions { features: JournalIncompat::CSUM_V3, ..options() };
+        let journal =
+            Journal::open(store(&device), Arc::clone(&device), TestClient::plain(), options)
+                .unwrap();
+        assert_eq!(store(&device).superblock().checksum(), before, "not yet");
+        change(&journal, &[(&TestBlock::new(5), 5)]);
+        let superblock = store(&device).superblock().clone();
+        assert_eq!(superblock.checksum(), JournalChecksum::V3);
+        // Linux does not mount a journal that says it has both kinds.
+        assert!(!superblock.compat.contains(JournalCompat::CHECKSUM), "{superblock:?}");
+        assert!(!superblock.incompat.contains(JournalIncompat::CSUM_V2), "{superblock:?}");
+        replayed(&device).unwrap();
+        assert_eq!(fill_of(&device, 5), Some(5), "escaped, and put back");
+    }
+}
+
+#[test]
+fn fast_commits_are_switched_on_with_the_first_commit_where_they_are_wanted() {
+    for wanted in [JournalIncompat::FAST_COMMIT, JournalIncompat::empty()] {
+        let (device, log) = with_long_log(64, 1300);
+        let options = JournalOptions { features: wanted, ..options() };
+        let journal =
+            Journal::open(log(), Arc::clone(&device), TestClient::plain(), options).unwrap();
+        change(&journal, &[(&TestBlock::new(5), 4)]);
+        let has = log().superblock().incompat & JournalIncompat::FAST_COMMIT;
+        assert_eq!(has, wanted);
+    }
 }
 
 #[test]
@@ -597,18 +638,8 @@ fn copies_in_the_log_do_not_look_like_blocks_of_the_journal() {
 #[test]
 fn a_transaction_of_many_descriptors_goes_round_and_comes_back_whole() {
     // 300 copies: five descriptors in each transaction, in a log of 1300 blocks.
-    let (home, log_len) = (320u64, 1300u32);
-    let device = Arc::new(MemoryDevice::new((home + u64::from(log_len)) * BLOCK as u64));
-    let superblock = TestLog::new(JournalChecksum::V3, log_len, 0).superblock;
-    let mut bytes = vec![0; JournalSuperblock::BYTES];
-    superblock.encode(&mut bytes).unwrap();
-    device.write_at(home * BLOCK as u64, &bytes).unwrap();
-    let device: SharedDevice = device;
-    let place = vec![JournalRun { journal_start: 0, device_start: FsBlock(home), len: log_len }];
-    let log = || {
-        let log = MappedJournal::new(Arc::clone(&device), size(), place.clone());
-        LogStore::internal(Arc::new(log)).unwrap()
-    };
+    let home = 320;
+    let (device, log) = with_long_log(home, 1300);
     let journal =
         Journal::open(log(), Arc::clone(&device), TestClient::plain(), options()).unwrap();
     let blocks: Vec<_> = (0..300).map(TestBlock::new).collect();

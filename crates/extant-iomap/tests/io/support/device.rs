@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 use extant_block::{
     BlockDevice, DeviceError, DeviceFault, MemoryDevice, Operation, OperationKind, Pending,
@@ -140,6 +140,8 @@ pub(crate) struct TestDevice {
     pub(crate) hooks: Arc<Hooks>,
     pub(crate) reads: Fault,
     pub(crate) writes: Fault,
+    /// A write that fails has stored the first half of its bytes, as on a real device.
+    pub(crate) tears: AtomicBool,
 }
 
 impl TestDevice {
@@ -153,6 +155,7 @@ impl TestDevice {
             hooks,
             reads: Fault::default(),
             writes: Fault::default(),
+            tears: AtomicBool::new(false),
         }
     }
 
@@ -220,6 +223,9 @@ impl BlockDevice for TestDevice {
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
         self.check("write", offset, bytes.len());
         if self.writes.fails() {
+            if self.tears.load(Ordering::SeqCst) {
+                self.memory.write_at(offset, &bytes[..bytes.len() / 2])?;
+            }
             return Err(self.error(OperationKind::Write, offset, bytes.len()));
         }
         self.memory.write_at(offset, bytes)?;
