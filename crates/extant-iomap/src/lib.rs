@@ -41,7 +41,9 @@ mod zero;
 
 pub use cache::{Cache, CacheError, CacheOptions};
 pub use contents::{Contents, Newer, Stage};
-pub use direct::{Alone, DirectOptions, DirectOutcome, OverwritePart, OverwritePlan, Queued};
+pub use direct::{
+    Alone, DirectOptions, DirectOutcome, OverwritePart, OverwritePlan, Queued, QueuedFill,
+};
 pub use file::{FileCache, KeptOut};
 pub use mapping::{
     Cookie, Done, Intent, Kind, MapFlags, Mapper, Mapping, Obstacle, Placed, Placement,

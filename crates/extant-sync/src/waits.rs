@@ -33,7 +33,7 @@ pub struct LockWaits {
 /// use extant_sync::{Mutex, Rank, lock_waits};
 /// let lock = Mutex::new(Rank::Group, ());
 /// let _free = lock.lock();
-/// assert_eq!(lock_waits().len(), 14);
+/// assert_eq!(lock_waits().len(), 15);
 /// ```
 pub fn lock_waits() -> Vec<LockWaits> {
     let of = |rank: &Rank| {

@@ -9,7 +9,7 @@ use extant_block::{AlignedBuffer, DeviceError};
 use super::{ASK, Alone, DirectOutcome, Look, Progress};
 use crate::contents::Contents;
 use crate::file::FileCache;
-use crate::mapping::{Done, Intent, Kind, Mapper, Placed, Placement};
+use crate::mapping::{Intent, Kind, Mapper, Placed, Placement};
 use crate::ranges::{RangeLock, RangeLocks};
 
 /// Why a write beside others goes no further.
@@ -92,7 +92,7 @@ impl FileCache {
         }
         let adds = !progress.new.is_empty();
         let converts = !progress.placements.is_empty();
-        let grows = self.publish_fill(mapper, &range, progress)?;
+        let grows = self.publish_progress(mapper, &range, progress)?;
         let written_to = range.end;
         if self.has_any(range, Look::Last) && !sabotage("iomap.direct.not-looked-again") {
             return Ok(DirectOutcome::Alone(Alone::Cached)); // R3, R4.
@@ -109,7 +109,11 @@ impl FileCache {
     }
 
     /// Returns why a write that changes the map has to be alone, as far as is known before it.
-    fn keeps_from_filling<M: Mapper>(&self, mapper: &M, range: &Range<u64>) -> Option<Alone> {
+    pub(super) fn keeps_from_filling<M: Mapper>(
+        &self,
+        mapper: &M,
+        range: &Range<u64>,
+    ) -> Option<Alone> {
         let size = mapper.size();
         let is_inside_block = !size.is_multiple_of(1 << self.cache.options.block_log2);
         if mapper.is_staged() || self.has_any(self.block_of(range.clone()), Look::Passing) {
@@ -234,48 +238,8 @@ impl FileCache {
         Ok(())
     }
 
-    /// Puts what was written into the map, and moves the end. Returns whether the file grew.
-    fn publish_fill<M: Mapper>(
-        &self,
-        mapper: &M,
-        range: &Range<u64>,
-        mut progress: Progress<M::Ticket>,
-    ) -> Result<bool, M::Error> {
-        let kept_out = self.keep_writeback_out(); // M5; and one writer at a time moves the end.
-        let mut size_to = 0;
-        if range.end > mapper.stored_size() {
-            // The stored size passes nothing that is dirty before it.
-            let before = match sabotage("iomap.direct.size-passes-dirty") {
-                true => Ok(0),
-                false => self.write_back_kept_out(mapper, 0..range.start, &kept_out),
-            };
-            if let Err(error) = before {
-                drop(kept_out);
-                self.take_back(mapper, progress);
-                return Err(error);
-            }
-            size_to = range.end;
-        }
-        let size = mapper.size();
-        let grows = range.end > size;
-        let placements = std::mem::take(&mut progress.placements);
-        let published = mapper.publish(Done { placements, size_to, grows });
-        if published.is_err() {
-            if mapper.size() > size {
-                mapper.set_size(size);
-            }
-            // None of it counts as used: what is in the map already is not delayed any more.
-            progress.at = range.start;
-        } else {
-            progress.at = self.block_of(range.clone()).end;
-        }
-        self.end_all(mapper, &progress);
-        drop(kept_out);
-        published.map(|()| grows)
-    }
-
     /// Gives everything back that a write has taken, and that is not in the map.
-    fn take_back<M: Mapper>(&self, mapper: &M, mut progress: Progress<M::Ticket>) {
+    pub(super) fn take_back<M: Mapper>(&self, mapper: &M, mut progress: Progress<M::Ticket>) {
         for placement in std::mem::take(&mut progress.placements) {
             mapper.give_back(placement);
         }

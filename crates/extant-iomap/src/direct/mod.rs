@@ -32,10 +32,12 @@ use crate::mapping::{Intent, Mapper, Mapping, Placement};
 use crate::states::State;
 
 mod alone;
+mod batch;
 mod fill;
 mod over;
 mod read;
 
+pub use batch::QueuedFill;
 pub use over::{OverwritePart, OverwritePlan, Queued};
 
 /// Number of bytes that one request to the mapper covers.
@@ -171,6 +173,7 @@ pub(crate) enum Look {
 }
 
 /// The progress of a write.
+#[derive(Debug)]
 struct Progress<T> {
     /// First byte that is not on the device.
     at: u64,

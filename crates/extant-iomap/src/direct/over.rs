@@ -172,6 +172,7 @@ impl FileCache {
             }
             match what {
                 Queued::First => counters.direct_conversions.add(1),
+                Queued::Fill => counters.direct_fills.add(1),
                 _ => counters.direct_overwrites.add(1),
             }
         }
@@ -215,6 +216,8 @@ pub enum Queued {
     Over,
     /// A first write to unwritten blocks, published by [`FileCache::publish_queued`].
     First,
+    /// A write to blocks that the file did not have, published by [`FileCache::end_fills`].
+    Fill,
 }
 
 /// The places of a write over blocks, from [`FileCache::plan_overwrite`].

@@ -197,7 +197,12 @@ impl Inode {
     }
 
     /// Returns why a write up to `end` must be exclusive, as far as the inode tells.
-    fn keeps_from_sharing(&self, file: &FileState, by: WriteBy, end: u64) -> Option<Alone> {
+    pub(super) fn keeps_from_sharing(
+        &self,
+        file: &FileState,
+        by: WriteBy,
+        end: u64,
+    ) -> Option<Alone> {
         self.keeps_from_overwriting(file, by).or_else(|| {
             if end <= file.size() {
                 return None;

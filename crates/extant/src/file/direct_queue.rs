@@ -10,13 +10,14 @@
 //! - J3. Requests that are not a single device operation are done afterwards, one by one, as by
 //!   [`DirectFile::read_at`] and [`DirectFile::write_at`], which also report what is wrong with
 //!   them.
-//! - J4. Whoever writes first data to unwritten blocks holds their range until it is published; a
+//! - J4. Whoever writes first data to unwritten blocks, or to new ones, holds their range until it is published; a
 //!   request for blocks that another writer has is done afterwards, because a thread that waited
 //!   for a range might wait for itself.
-//! - J5. Unwritten blocks become written once the device has completed the whole batch, only for
+//! - J5. Unwritten blocks become written, and new ones come into the map, once the device has completed the whole batch, only for
 //!   the writes that succeeded, and before their results are returned.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
@@ -24,10 +25,10 @@ use extant_base::sabotage;
 use extant_block::{
     AlignedBuffer, Completion, DeviceError, Engine, Finished, Operation, Queue, QueueOptions,
 };
-use extant_iomap::{DirectOptions, Mapper, OverwritePart, Queued, RangeLocks};
+use extant_iomap::{Alone, DirectOptions, Mapper, OverwritePart, Queued, QueuedFill, RangeLocks};
 
 use super::direct_file::DirectFile;
-use super::{FileMapper, WriteBy, check_changeable};
+use super::{FileMapper, Ticket, WriteBy, check_changeable};
 use crate::error::Result;
 
 /// Requests of one hold of the content lock in a stream, for each that can be under way.
@@ -71,11 +72,12 @@ pub struct DirectDone {
 /// A queue of direct reads and writes for one thread, from [`DirectFile::queue`].
 ///
 /// Simple requests of a batch go to the device's queue together, up to its depth: reads, writes
-/// over blocks that have data, and first writes to whole preallocated blocks. Nothing is handed to
-/// another thread, and the content lock is shared. Only first writes need journal handles: a few
-/// for the whole batch, once the data is on the device. Other requests (holes, growth, ranges that
-/// are cached or in several pieces) are done afterwards, one by one; `CacheStats::direct_queued`
-/// counts the simple ones.
+/// over blocks that have data, and first writes to whole blocks that are preallocated, lie in a hole
+/// or behind the end of the file. Nothing is handed to another thread, and the content lock is
+/// shared. Only first writes need journal handles: a few for the whole batch, once the data is on
+/// the device, and the file grows then. Other requests (ranges that are cached or in several pieces,
+/// parts of blocks without data) are done afterwards, one by one; `CacheStats::direct_queued` counts
+/// the simple ones.
 ///
 /// Requests of one batch are not ordered: of two writes that overlap either may be last.
 ///
@@ -302,7 +304,7 @@ impl<'f> DirectQueue<'f> {
         let DirectRequest { kind, offset, buffer } = &mut request;
         let result = match (result, *kind) {
             (Some(Ok(len)), DirectKind::Write { synced: true })
-                if target.is_some_and(|target| target.what == Queued::First) =>
+                if target.is_some_and(|target| is_late(target.what)) =>
             {
                 self.file.inode().sync_data().map(|()| len)
             }
@@ -336,7 +338,9 @@ impl<'f> DirectQueue<'f> {
         let ends = EndsOverwrite { mapper: may_write.then_some(&mapper), durable: Cell::new(true) };
         // Until the first data in them is published (J4).
         let mut ranges = RangeLocks::new();
-        let plan = |request: &DirectRequest| handle.plan(&mapper, request, may_write, &mut ranges);
+        let fills = Fills { mapper: &mapper, taken: RefCell::default() };
+        let plan =
+            |request: &DirectRequest| handle.plan(&mapper, request, may_write, &mut ranges, &fills);
         self.device_queue().drive(batch, writes, plan, |request, target, result| {
             let len = request.buffer.len();
             if request.kind == (DirectKind::Write { synced: false }) {
@@ -344,12 +348,16 @@ impl<'f> DirectQueue<'f> {
             }
             wrote |= target.what != Queued::Read && result.is_ok();
             match result {
-                // Blocks whose write failed stay unwritten (J5).
+                // Blocks whose write failed stay unwritten, and new ones are given back (J5).
                 Err(error)
                     if target.what != Queued::First
                         || !sabotage("extant.direct.first-data-that-failed") =>
                 {
                     Some(Err(error.into()))
+                }
+                _ if target.what == Queued::Fill => {
+                    fills.store(request.offset);
+                    Some(Ok(len))
                 }
                 _ if target.what == Queued::First => {
                     let (offset, address) = (request.offset, target.address);
@@ -361,18 +369,18 @@ impl<'f> DirectQueue<'f> {
             }
         });
         drop(ends);
-        if !first.is_empty() {
-            let published = file.cache.publish_queued(&mapper, first).is_ok();
-            for (_, Flight { request, target, result }) in &mut batch.later {
-                let is_first = target.is_some_and(|target| target.what == Queued::First);
-                if is_first
-                    && matches!(result, Some(Ok(_)))
-                    && !(published && file.cache.end_queued(request.range(), Queued::First))
-                {
-                    // The request is repeated alone: it gets its own error, or writes through the
-                    // cache.
-                    *result = None;
-                }
+        let has_first = first.is_empty() || file.cache.publish_queued(&mapper, first).is_ok();
+        let has_fills = fills.end().is_ok();
+        let is_published = |what| if what == Queued::First { has_first } else { has_fills };
+        for (_, Flight { request, target, result }) in &mut batch.later {
+            let Some(what) = target.map(|target| target.what).filter(|what| is_late(*what)) else {
+                continue;
+            };
+            if matches!(result, Some(Ok(_)))
+                && !(is_published(what) && file.cache.end_queued(request.range(), what))
+            {
+                // The request is repeated alone: it gets its own error, or writes through the cache.
+                *result = None;
             }
         }
         if wrote {
@@ -415,6 +423,42 @@ impl Drop for EndsOverwrite<'_, '_> {
             mapper.end_overwrite(self.durable.get());
         }
     }
+}
+
+/// Blocks that were taken for writes of a batch, by the first byte of each in the file; given back
+/// if they do not come into the map, also when the caller's code panics.
+struct Fills<'a, 'm> {
+    mapper: &'a FileMapper<'m>,
+    taken: RefCell<BTreeMap<u64, QueuedFill<Ticket>>>,
+}
+
+impl Fills<'_, '_> {
+    /// Records that the device has the bytes of a write.
+    fn store(&self, offset: u64) {
+        if let Some(fill) = self.taken.borrow_mut().get_mut(&offset) {
+            fill.is_stored = true;
+        }
+    }
+
+    /// Puts what is stored into the map.
+    fn end(&self) -> Result<()> {
+        let taken = std::mem::take(&mut *self.taken.borrow_mut());
+        self.mapper.file.cache.end_fills(self.mapper, taken.into_values().collect())
+    }
+}
+
+impl Drop for Fills<'_, '_> {
+    fn drop(&mut self) {
+        let mut taken = std::mem::take(self.taken.get_mut());
+        taken.values_mut().for_each(|fill| fill.is_stored = false);
+        // Nothing is published, so nothing fails.
+        let _ = self.mapper.file.cache.end_fills(self.mapper, taken.into_values().collect());
+    }
+}
+
+/// Returns whether a write has its outcome only when the map has its blocks.
+fn is_late(what: Queued) -> bool {
+    matches!(what, Queued::First | Queued::Fill)
 }
 
 /// The device operation of a request.
@@ -478,7 +522,9 @@ impl Flying<'_, '_> {
                 let buffer = std::mem::take(&mut request.buffer);
                 let operation = match what {
                     Queued::Read => Operation::Read { offset, buffer },
-                    Queued::Over | Queued::First => Operation::Write { offset, buffer, fua },
+                    Queued::Over | Queued::First | Queued::Fill => {
+                        Operation::Write { offset, buffer, fua }
+                    }
                 };
                 let index = free.pop().unwrap_or_else(|| {
                     flying.push(None);
@@ -504,10 +550,10 @@ impl Flying<'_, '_> {
             if let Some(target) = flight.target {
                 flight.result = end(&flight.request, target, result);
             }
-            let is_first = flight.target.is_some_and(|target| target.what == Queued::First);
+            let is_late = flight.target.is_some_and(|target| is_late(target.what));
             let is_synced = flight.request.kind == DirectKind::Write { synced: true };
             match flight.result {
-                Some(result) if !is_first && !is_synced => {
+                Some(result) if !is_late && !is_synced => {
                     (batch.done)(tag, DirectDone { request: flight.request, result });
                 }
                 _ => batch.later.push((tag, flight)),
@@ -549,6 +595,7 @@ impl DirectFile {
         request: &DirectRequest,
         may_write: bool,
         ranges: &mut RangeLocks<'a>,
+        fills: &Fills<'_, '_>,
     ) -> Option<Target> {
         let file = mapper.file;
         // The call that does the request afterwards reports the error.
@@ -565,13 +612,21 @@ impl DirectFile {
         let by = WriteBy::Program;
         if !may_write
             || !is_aligned
-            || range.end > file.size()
-            || self.inode().keeps_from_overwriting(file, by).is_some()
+            || self.inode().keeps_from_sharing(file, by, range.end).is_some()
         {
             return None;
         }
         let DirectOptions { unit, .. } = self.options(synced);
-        let mut plan = file.cache.plan_overwrite(mapper, range.clone(), unit).ok()?.ok()?;
+        let mut plan = match file.cache.plan_overwrite(mapper, range.clone(), unit).ok()? {
+            Ok(plan) => plan,
+            Err(Alone::Hole | Alone::Extends) => {
+                let fill = file.cache.begin_fill(mapper, range, ranges)?;
+                let address = fill.address();
+                fills.taken.borrow_mut().insert(offset, fill);
+                return Some(Target { address, what: Queued::Fill, fua: false });
+            }
+            Err(_) => return None,
+        };
         if !plan.is_plain() {
             if !file.cache.try_lock_range(range.clone(), ranges) {
                 return None;

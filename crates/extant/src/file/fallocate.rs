@@ -434,7 +434,7 @@ impl Change<'_> {
 
     /// Records the place that block `at` was given.
     fn note_placed(&self, at: u64, place: FsBlock) -> Result<()> {
-        self.file().note_placed(at, place.0);
+        self.file().note_placed(at, 0, place.0);
         if self.is_crowded.get() {
             let volume = self.volume();
             volume.writer()?.alloc().note_stream(volume, self.node().ino(), place);

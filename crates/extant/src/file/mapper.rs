@@ -220,7 +220,7 @@ impl FileMapper<'_> {
         };
         let end = end.min(at + u64::from(run.len).saturating_sub(into));
         let last_cluster = run.start.0 + (end - 1 - at + into) / ratio * ratio;
-        self.file.note_placed(at, run.start.0 + into);
+        self.file.note_placed(at, end << self.bits(), run.start.0 + into);
         // The address is inside the device, as that of every block of a group.
         let address = self.address(FsBlock(run.start.0 + into)).inspect_err(|_| self.unpin(run))?;
         let ticket = Ticket { run: Some(run), end, last_cluster };
@@ -236,10 +236,10 @@ impl FileMapper<'_> {
 
     /// Returns how the file is expected to grow behind blocks `at..end`, which have no place yet.
     fn growth(&self, at: u64, end: u64, continues: bool) -> Growth {
-        // Of threads that add to the file at once, the one in front may come last: there is no room
+        // Of writers that add to the file at once, the one in front may come last: there is no room
         // to be kept behind its blocks, and only they fit in front of the others'.
-        let is_last = self.file.placed_last().is_none_or(|(last, _)| last < at);
-        let is_end = is_last && at << self.bits() >= self.stored_size();
+        let offset = at << self.bits();
+        let is_end = offset >= self.stored_size() && offset >= self.file.placed_end();
         // Smaller files stay close together, and only a file with an open handle can grow.
         let ahead = match is_end && end >= GROWS_FROM && !self.node.life().is_unheld() {
             true => Growth::ahead_of(end, self.volume().superblock().blocks_per_group),

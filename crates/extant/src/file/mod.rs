@@ -58,6 +58,7 @@ pub(crate) use flush::Store;
 pub(crate) use io::check_changeable;
 pub use mapped::MappedFile;
 pub(crate) use mapper::FileMapper;
+use mapper::Ticket;
 pub use pieces::Pieces;
 pub use privilege::WriteBy;
 pub use query::FiemapExtent;

@@ -39,6 +39,9 @@ pub(crate) struct FileState {
     placed: (AtomicU64, AtomicU64),
     /// Held while blocks are chosen: what several threads add at once lies in one place.
     pub(crate) placing: Mutex<()>,
+    /// End in bytes of the blocks that were placed, as far as it is not behind the size: some of them
+    /// may not be in the map yet.
+    placed_end: AtomicU64,
     /// Free clusters behind the end that other files leave alone.
     pub(crate) window: Mutex<Option<Window>>,
     /// Time of the last write, packed, if it is not stored yet; 0 otherwise.
@@ -69,6 +72,7 @@ impl FileState {
             map: RwLock::new(Rank::FileMap, delayed),
             cache: FileCache::new(cache),
             placed: (AtomicU64::new(0), AtomicU64::new(0)),
+            placed_end: AtomicU64::new(0),
             placing: Mutex::with_order(Rank::Writeback, 1, ()),
             window: Mutex::new(Rank::Leaf, None),
             stamp: AtomicU64::new(0),
@@ -91,6 +95,9 @@ impl FileState {
     /// keeps writeback out.
     pub(crate) fn set_size(&self, size: u64) {
         self.size.store(size, Ordering::Release);
+        if size < self.placed_end() {
+            self.placed_end.fetch_min(size, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn cookie(&self) -> Cookie {
@@ -102,8 +109,15 @@ impl FileState {
         self.cookie.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Records that blocks of the file from `at` on have been placed at `device`.
-    pub(crate) fn note_placed(&self, at: u64, device: u64) {
+    /// Returns the end in bytes of the blocks that were placed, as a hint.
+    pub(crate) fn placed_end(&self) -> u64 {
+        self.placed_end.load(Ordering::Relaxed)
+    }
+
+    /// Records that blocks of the file from `at` on have been placed at `device`, and that they are to
+    /// hold its bytes up to `end`; 0 for blocks that are only kept ready.
+    pub(crate) fn note_placed(&self, at: u64, end: u64, device: u64) {
+        self.placed_end.fetch_max(end, Ordering::Relaxed);
         self.placed.1.store(device, Ordering::Relaxed);
         self.placed.0.store(at + 1, Ordering::Relaxed);
     }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use extant::{
-    AclKind, EncryptionPolicy, Fallocate, FileKind, Fs, Inode, InodeFlags, MappedFile, MappingKind,
-    MasterKey, MountOptions, NewInode, RenameFlags, SetAttributes, Special, TimeChange, Timestamp,
-    XattrMode,
+    AclKind, AlignedBuffer, EncryptionPolicy, Fallocate, FileKind, Fs, Inode, InodeFlags,
+    MappedFile, MappingKind, MasterKey, MountOptions, NewInode, RenameFlags, SetAttributes,
+    Special, TimeChange, Timestamp, XattrMode,
 };
 use extant_block::{MemoryDevice, SharedDevice};
 use extant_jbd2::Mutations;
@@ -149,6 +149,20 @@ fn find(fs: &Fs, names: &[Vec<u8>]) -> Result<Inode> {
     Ok(at)
 }
 
+/// Writes the first bytes through the cache, up to a whole sector, or the whole sectors past it.
+fn write_sectors(inode: &Inode, bytes: &[u8], at: u64) -> Result<usize> {
+    const SECTOR: u64 = 512;
+    let before = (at.next_multiple_of(SECTOR) - at) as usize;
+    let whole = bytes.len() & !(SECTOR as usize - 1);
+    if before > 0 || whole == 0 || inode.direct_alignment().is_none() {
+        let first = if before > 0 { before } else { bytes.len() };
+        return inode.write_at(&bytes[..first.min(bytes.len())], at);
+    }
+    let mut sectors = AlignedBuffer::zeroed(whole);
+    sectors.copy_from_slice(&bytes[..whole]);
+    inode.direct()?.write_at(&sectors, at)
+}
+
 /// The directory of a path and its last name.
 fn place<'a>(fs: &Fs, path: &'a Path) -> Result<(Inode, &'a [u8])> {
     let (name, parents) = path.split().expect("never the root");
@@ -255,8 +269,9 @@ fn run(fs: &Fs, slots: &mut HashMap<usize, Held>, op: &Op) -> Result<()> {
             // The call after a short one says why.
             while done < bytes.len() {
                 let (at, rest) = (offset + done as u64, &bytes[done..]);
-                done += match seed % 3 {
+                done += match seed % 6 {
                     0 => inode.write_direct_at(rest, at)?,
+                    3 => write_sectors(&inode, rest, at)?,
                     _ => inode.write_at(rest, at)?,
                 };
             }

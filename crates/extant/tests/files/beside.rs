@@ -6,12 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use extant::{AlignedBuffer, DirectFile, Fallocate, Fs, FsError, MountOptions, NewInode};
 use extant_base::Prng;
-use extant_block::{MemoryDevice, Operation, SharedDevice};
+use extant_block::{MemoryDevice, Operation, RecordingDevice, SharedDevice};
 use extant_check::CheckOptions;
 use extant_sync::threads::{scope, workers};
 use extant_sync::{Condvar, FixedClock, Mutex, Rank};
 use extant_testkit::oracle::{e2fsck, mke2fs};
 use extant_testkit::{Hooked, image, require, tempdir};
+
+use crate::direct_io::any_of;
 
 const SECTOR: u64 = 512;
 const WRITERS: usize = 4;
@@ -253,6 +255,113 @@ fn a_write_into_a_hole_that_the_device_takes_long_over_holds_up_nobody_but_its_b
         after_a_cut(&device.below).map(drop)
     };
     require!(run());
+}
+
+/// A write or a sync: the number of records before it began, and when it was done.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    begin: usize,
+    end: usize,
+}
+
+/// What a thread did: to which pieces it wrote which value when, and when it synced.
+#[derive(Default)]
+struct History {
+    writes: Vec<(std::ops::Range<u64>, u8, Span)>,
+    syncs: Vec<Span>,
+}
+
+/// Four threads write pieces of their own at random, past the cache, and sync now and then. Whatever the device kept
+/// of what no sync made durable: each piece is as it was at the last sync that was done, or has a later value of its
+/// owner; nothing else is ever there, such as what the blocks were before.
+fn cut_so_often(arguments: &[&str], points: u64, seed: u64) -> Result<(), String> {
+    const PIECES: u64 = 1200;
+    const BEFORE: u8 = 0x3F;
+    let recording = Arc::new(RecordingDevice::over(make("16M", arguments)?));
+    let fs = mount(Arc::clone(&recording) as SharedDevice);
+    // What free blocks hold.
+    fs.write("/before", vec![BEFORE; 6 << 20]).unwrap();
+    fs.sync().unwrap();
+    fs.remove_file("/before").unwrap();
+    let file = create(&fs);
+    file.inode().truncate(PIECES / 3 * SECTOR).unwrap();
+    if file.inode().uses_extents() {
+        let how = Fallocate::Allocate { keep_size: true };
+        file.inode().fallocate(how, PIECES / 6 * SECTOR..PIECES / 2 * SECTOR).unwrap();
+    }
+    fs.sync().unwrap();
+    let begin = recording.len();
+    let histories = workers("writer", WRITERS, |own| {
+        let mut random = Prng::new(seed * 4 + own as u64);
+        let mut history = History::default();
+        for round in 1..40u8 {
+            // Neighbouring pieces of one block belong to different threads.
+            let first = random.below(PIECES / 4) * 4 + own as u64;
+            let pieces = first..first + 1;
+            let value = (own as u8) << 6 | round;
+            let mut bytes = AlignedBuffer::zeroed(SECTOR as usize);
+            bytes.fill(value);
+            let begin = recording.len();
+            file.write_at(&bytes, first * SECTOR).unwrap();
+            let end = recording.len();
+            history.writes.push((pieces, value, Span { begin, end }));
+            if random.one_in(8) {
+                let begin = recording.len();
+                file.inode().sync_data().unwrap();
+                history.syncs.push(Span { begin, end: recording.len() });
+            }
+        }
+        history
+    })
+    .unwrap();
+    let syncs: Vec<Span> = histories.iter().flat_map(|history| history.syncs.clone()).collect();
+    let mut of_piece: Vec<Vec<(u8, Span)>> = vec![Vec::new(); PIECES as usize];
+    for (pieces, value, span) in histories.iter().flat_map(|history| &history.writes) {
+        pieces.clone().for_each(|piece| of_piece[piece as usize].push((*value, *span)));
+    }
+    let mut random = Prng::new(seed);
+    for _ in 0..points {
+        let cut = begin + random.below((recording.len() - begin) as u64 + 1) as usize;
+        let found = after_a_cut(&any_of(&recording, cut, &mut random))?;
+        for (piece, writes) in of_piece.iter().enumerate() {
+            // The last one that is durable, and all that may have reached the device.
+            let is_durable =
+                |span: &Span| syncs.iter().any(|sync| span.end <= sync.begin && sync.end <= cut);
+            let durable = writes.iter().rposition(|(_, span)| is_durable(span));
+            let begun = writes.iter().skip(durable.unwrap_or(0));
+            let mut allowed: Vec<u8> =
+                begun.filter(|(_, span)| span.begin <= cut).map(|(value, _)| *value).collect();
+            if durable.is_none() {
+                allowed.push(0);
+            }
+            let at = piece * SECTOR as usize;
+            let bytes = found.get(at..found.len().min(at + SECTOR as usize)).unwrap_or(&[]);
+            assert!(
+                bytes.iter().all(|byte| allowed.contains(byte)),
+                "{arguments:?}, seed {seed}, cut {cut}: piece {piece} has {bytes:?} of {allowed:?}"
+            );
+            assert!(durable.is_none() || bytes.len() == SECTOR as usize, "{seed}, {cut}: {piece}");
+        }
+    }
+    drop(file);
+    fs.unmount().map_err(|error| error.to_string())
+}
+
+#[test]
+fn what_a_sync_of_four_writers_has_said_is_there_after_any_cut() {
+    for (seed, arguments) in (1..).zip([LAYOUTS[0], LAYOUTS[1], LAYOUTS[4]]) {
+        require!(cut_so_often(arguments, 12, seed));
+    }
+}
+
+#[test]
+#[ignore = "half an hour: make test-long"]
+fn what_a_sync_of_four_writers_has_said_is_there_after_many_cuts() {
+    for seed in 1..=100 {
+        for arguments in [LAYOUTS[0], LAYOUTS[1], LAYOUTS[2], LAYOUTS[4]] {
+            require!(cut_so_often(arguments, 130, seed));
+        }
+    }
 }
 
 #[test]

@@ -625,7 +625,11 @@ fn contents_after(device: &MemoryDevice) -> Option<Vec<u8>> {
 }
 
 /// What of the records that no flush protects is left: each kept, lost or torn.
-fn any_of(recording: &RecordingDevice, position: usize, random: &mut Prng) -> MemoryDevice {
+pub(crate) fn any_of(
+    recording: &RecordingDevice,
+    position: usize,
+    random: &mut Prng,
+) -> MemoryDevice {
     let style = random.below(4);
     recording.image_at(position, |_, record| match (style, random.below(3)) {
         (0, _) | (1, 0) => Survival::Lost,

@@ -292,7 +292,8 @@ fn what_is_not_simple_is_done_as_well_and_what_is_wrong_is_said() {
             done.into_iter().map(|done| done.result.map_err(|error| error.errno())).collect();
         assert_eq!(results, [Ok(b), Ok(512), Ok(b), Ok(b), Ok(512), Ok(b), Err(22), Ok(0), Ok(b)]);
         let stats = fs.io_stats().unwrap();
-        assert_eq!(stats.direct_queued - before.direct_queued, 4);
+        assert_eq!(stats.direct_queued - before.direct_queued, 5);
+        assert_eq!(stats.direct_fills - before.direct_fills, 2);
         assert_eq!(stats.direct_conversions - before.direct_conversions, 1);
         drop(queue);
         let mut wanted = vec![1; 8 * b];

@@ -5,6 +5,7 @@
 mod ahead;
 mod append;
 mod attempt;
+mod batch_fill;
 mod beside;
 mod contended;
 mod contents;
