@@ -265,6 +265,9 @@ impl Drop for LentRing {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+    use std::os::fd::OwnedFd;
+
     use super::*;
 
     /// What is left of a run that writes: the offset on the device, and the bytes.
@@ -329,5 +332,46 @@ mod tests {
         let mut runs: Vec<_> = (0..40).map(|at| Lent::write(at * 4096, &parts)).collect();
         ring.run(&mut runs);
         assert!(runs.into_iter().all(|run| matches!(run.result(), Some(Ok(())))));
+    }
+
+    #[test]
+    fn a_ring_that_the_system_refuses_is_given_up_and_its_requests_with_it() {
+        // Not enabled: every call is refused, and takes nothing.
+        let uring = match IoUring::builder().setup_r_disabled().build(LENT_DEPTH as u32) {
+            Ok(uring) => uring,
+            Err(error) => return println!("skipped: {error}"),
+        };
+        let mut ring = LentRing { uring, is_broken: false };
+        let bytes = vec![7; 4096];
+        let parts = [IoSlice::new(&bytes)];
+        let mut runs: Vec<_> = (0..40).map(|at| Lent::write(at * 4096, &parts)).collect();
+        ring.run(&mut runs);
+        assert!(ring.is_broken());
+        assert!(runs.into_iter().all(|run| run.result().is_none()), "left to the caller");
+    }
+
+    #[test]
+    fn a_ring_that_failed_waits_for_what_the_system_took_and_gives_it_nothing_more() {
+        let (reader, mut writer) = io::pipe().unwrap();
+        let mut ring = match LentRing::new(&File::from(OwnedFd::from(reader))) {
+            Ok(ring) => ring,
+            Err(error) => return println!("skipped: {error}"),
+        };
+        let (mut taken, mut left) = ([0; 4], [0; 4]);
+        let requests = [&mut taken, &mut left].map(|bytes| Lent::read(0, bytes).request(0));
+        let mut away = Away { ring: &mut ring, count: 0 };
+        for request in requests {
+            // SAFETY: both arrays outlive `away`, which waits for the requests that the kernel has.
+            unsafe { away.ring.uring.submission().push(&request) }.unwrap();
+            if away.count == 0 {
+                away.count = away.ring.uring.submit().unwrap();
+            }
+        }
+        // As after a call that failed (N2).
+        away.ring.is_broken = true;
+        writer.write_all(b"onlytwice").unwrap();
+        drop(away);
+        drop(ring);
+        assert_eq!((&taken, &left), (b"only", &[0; 4]), "N1 and N2");
     }
 }

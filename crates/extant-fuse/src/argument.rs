@@ -64,8 +64,7 @@ impl Argument {
     /// Reads bytes of the argument. `None` when the thread is not in that call, the operation has no
     /// such bytes (P1), or this process may not look.
     pub fn read(&self, bytes: Range<u32>) -> Option<Vec<u8>> {
-        let (_, may, _) = BOUNDS.into_iter().find(|(command, ..)| *command == self.command)?;
-        (may.start <= bytes.start && bytes.end <= may.end).then_some(())?;
+        self.may_read(&bytes).then_some(())?;
         let (memory, address) = self.open(OFlags::RDONLY)?;
         let mut out = vec![0; bytes.len()];
         memory.read_exact_at(&mut out, address.checked_add(bytes.start.into())?).ok()?;
@@ -75,13 +74,23 @@ impl Argument {
     /// Writes bytes of the argument from its start. Returns false as [`read`](Self::read) returns
     /// `None`.
     pub fn write(&self, bytes: &[u8]) -> bool {
-        let bounds = BOUNDS.into_iter().find(|(command, ..)| *command == self.command);
-        let Some((.., may)) = bounds else { return false };
-        if bytes.len() > may.end as usize {
+        if !self.may_write(bytes.len()) {
             return false;
         }
         let opened = self.open(OFlags::RDWR);
         opened.is_some_and(|(memory, address)| memory.write_all_at(bytes, address).is_ok())
+    }
+
+    /// Returns whether the operation has these bytes for this process to read (P1).
+    fn may_read(&self, bytes: &Range<u32>) -> bool {
+        let bounds = BOUNDS.into_iter().find(|(command, ..)| *command == self.command);
+        bounds.is_some_and(|(_, may, _)| may.start <= bytes.start && bytes.end <= may.end)
+    }
+
+    /// Returns whether the operation has room for so many bytes from its start on (P1).
+    fn may_write(&self, len: usize) -> bool {
+        let bounds = BOUNDS.into_iter().find(|(command, ..)| *command == self.command);
+        bounds.is_some_and(|(.., may)| len <= may.end as usize)
     }
 
     /// Opens the memory of the thread, and returns where its argument is (P2).
@@ -136,6 +145,34 @@ mod tests {
         for line in ["running\n", "", "-1 0x7ffe 0x7f12\n", "16 0x3"] {
             assert_eq!(argument_in(line), None, "{line:?}");
         }
+    }
+
+    #[test]
+    fn an_operation_has_its_bytes_and_none_beside_them() {
+        // As Linux declares the structures: what its number says it passes is not among them.
+        let rows = [
+            (SHUTDOWN, Some((0, 4)), 0),
+            (SET_POLICY, Some((0, 24)), 0),
+            (PWSALT, None, 16),
+            (GET_POLICY, None, 12),
+            (GET_POLICY_EX, None, 32),
+            (ADD_KEY, Some((80, 144)), 0),
+            (EXT4_SETFSUUID, Some((8, 24)), 0),
+        ];
+        assert_eq!(rows.len(), BOUNDS.len());
+        for (command, read, written) in rows {
+            let argument = Argument { thread: 0, command };
+            for (start, end) in (0..150).flat_map(|start| (start + 1..151).map(move |e| (start, e)))
+            {
+                let has = read.is_some_and(|(first, last)| first <= start && end <= last);
+                assert_eq!(argument.may_read(&(start..end)), has, "{command:#x} {start}..{end}");
+            }
+            for len in 1..150 {
+                assert_eq!(argument.may_write(len), len <= written, "{command:#x} {len}");
+            }
+        }
+        let unknown = Argument { thread: 0, command: SHUTDOWN ^ 1 };
+        assert!(!unknown.may_read(&(0..1)) && !unknown.may_write(1));
     }
 
     #[test]

@@ -506,3 +506,32 @@ impl fmt::Debug for Cache {
         f.debug_struct("Cache").field("stats", &self.stats()).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_left_its_file_while_it_was_pinned_is_freed_once_and_not_before_it_is_let_go() {
+        let cache = Cache::new(CacheOptions::new(4 << 20, 12)).unwrap();
+        let free = cache.buddy.free_pages();
+        let leave = |file| {
+            let (page, order) = cache.try_allocate(1, 0).unwrap();
+            let pin = cache.frames.publish(page, file, 0, order);
+            assert!(pin.detach() && !cache.frames.kill(page), "it is pinned");
+            cache.release_later(page, order);
+            pin
+        };
+        assert_eq!(cache.sweep_limbo(), 0, "nothing waits");
+        let (one, other) = (leave(7), leave(8));
+        assert_eq!((one.order(), other.order()), (1, 1));
+        assert_eq!((cache.sweep_limbo(), cache.buddy.free_pages()), (0, free - 4));
+        assert!(cache.frames.pin_any(one.id()).is_some(), "whoever has it pinned still does");
+        drop(one);
+        assert_eq!((cache.sweep_limbo(), cache.buddy.free_pages()), (2, free - 2));
+        assert_eq!((cache.sweep_limbo(), cache.buddy.free_pages()), (0, free - 2));
+        drop(other);
+        assert_eq!((cache.sweep_limbo(), cache.buddy.free_pages()), (2, free));
+        assert_eq!((cache.sweep_limbo(), cache.limbo_len.load(Ordering::Relaxed)), (0, 0));
+    }
+}

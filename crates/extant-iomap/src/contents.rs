@@ -341,6 +341,8 @@ impl<'a> Contents<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicBool;
+
     use extant_base::Prng;
     use extant_block::{FileDevice, MemoryDevice, WindowDevice};
 
@@ -463,5 +465,35 @@ mod tests {
             assert!(wanted.contains(&true) && wanted.contains(&false));
             assert_eq!(write(&contents, &runs, threads), wanted, "{threads} threads");
         }
+    }
+
+    /// Panics in the first thread that helps; the one that asked goes on when that has begun.
+    struct Panics(AtomicBool);
+
+    impl Stage for Panics {
+        fn unit_bytes(&self) -> u64 {
+            UNIT
+        }
+
+        fn encrypt(&self, _: u64, _: &mut [u8]) {
+            if std::thread::current().name().is_some_and(|name| name.starts_with("stage-")) {
+                self.0.store(true, Ordering::Relaxed);
+                panic!("no cipher");
+            }
+            while !self.0.load(Ordering::Relaxed) {
+                threads::give_way();
+            }
+        }
+
+        fn decrypt(&self, _: u64, _: &mut [u8]) {}
+    }
+
+    /// Its piece is not on the device, and no result says so.
+    #[test]
+    #[should_panic(expected = "a thread that encrypts panicked")]
+    fn what_a_thread_that_panicked_had_taken_is_not_called_written() {
+        let device = MemoryDevice::new(DEVICE);
+        let contents = Contents::staged(&device, Arc::new(Panics(AtomicBool::new(false))));
+        write(&contents, &runs(&mut Prng::new(1)), 2);
     }
 }

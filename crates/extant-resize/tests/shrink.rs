@@ -13,7 +13,7 @@ use extant_base::Prng;
 use extant_block::{BlockDevice, MemoryDevice, RecordingDevice, SharedDevice, Survival};
 use extant_format::features::Feature;
 use extant_format::superblock::{SUPERBLOCK_OFFSET, Superblock};
-use extant_resize::{Goal, ResizeError, plan, resize};
+use extant_resize::{ChangeError, Goal, ResizeError, plan, resize};
 use extant_testkit::image::e2fsck;
 use extant_testkit::oracle::LoopMount;
 use extant_testkit::{HastyClock, image, oracle, require, tempdir};
@@ -129,6 +129,25 @@ fn less_than_the_smallest_size_is_refused_with_it() {
         Err(ResizeError::TooSmall { .. })
     ));
     assert_eq!(bytes(&full), full.size_bytes() / 1024 * 1024);
+}
+
+#[test]
+fn what_a_check_finds_wrong_is_not_made_smaller() {
+    let dir = tempdir().unwrap();
+    let full = require!(full_at_the_end(dir.path(), LAYOUTS[3]));
+    let least = smallest(&full);
+    let path = dir.path().join("damaged");
+    image::save(&full, &path);
+    // Its checksum is right, and only who counts names notices.
+    require!(oracle::debugfs(&path, true, "set_inode_field <2> links_count 77"));
+    let device = Arc::new(image::load(&path));
+    let shared: SharedDevice = Arc::clone(&device) as SharedDevice;
+    for goal in [Goal::Min, Goal::Bytes((least + bytes(&full)) / 2)] {
+        let refused = resize(&shared, goal, &hasty(), &mut |_| {});
+        let is_damaged = matches!(refused, Err(ResizeError::Change(ChangeError::Damaged { .. })));
+        assert!(is_damaged, "{refused:?}");
+    }
+    assert_eq!(bytes(&device), bytes(&full));
 }
 
 /// An image with inodes of every kind in its last groups.

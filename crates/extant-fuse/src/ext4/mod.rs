@@ -23,6 +23,8 @@
 
 mod attributes;
 mod brake;
+#[cfg(test)]
+mod calls;
 mod complaints;
 mod contents;
 mod control;

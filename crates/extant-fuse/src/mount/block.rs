@@ -108,3 +108,29 @@ fn attributes(options: &KernelOptions) -> MountAttrFlags {
     flags.set(MountAttrFlags::MOUNT_ATTR_NODIRATIME, options.nodiratime);
     flags
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_asked_for_holds_for_the_mount() {
+        type Ask = fn(&mut KernelOptions);
+        let rows: [(Ask, MountAttrFlags); 7] = [
+            (|asked| asked.read_only = true, MountAttrFlags::MOUNT_ATTR_RDONLY),
+            (|asked| asked.nosuid = true, MountAttrFlags::MOUNT_ATTR_NOSUID),
+            (|asked| asked.nodev = true, MountAttrFlags::MOUNT_ATTR_NODEV),
+            (|asked| asked.noexec = true, MountAttrFlags::MOUNT_ATTR_NOEXEC),
+            (|asked| asked.nodiratime = true, MountAttrFlags::MOUNT_ATTR_NODIRATIME),
+            (|asked| asked.atime = AtimeFlag::Never, MountAttrFlags::MOUNT_ATTR_NOATIME),
+            (|asked| asked.atime = AtimeFlag::Strict, MountAttrFlags::MOUNT_ATTR_STRICTATIME),
+        ];
+        let plain = KernelOptions::new("/dev/sda1");
+        assert_eq!(attributes(&plain), MountAttrFlags::MOUNT_ATTR_RELATIME);
+        for (ask, flag) in rows {
+            let mut asked = plain.clone();
+            ask(&mut asked);
+            assert_eq!(attributes(&asked), flag);
+        }
+    }
+}

@@ -8,6 +8,7 @@ mod common;
 mod coherence;
 mod full;
 mod kept;
+mod keys;
 mod many;
 mod odd;
 mod owners;

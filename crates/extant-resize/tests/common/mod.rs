@@ -271,7 +271,7 @@ pub(crate) fn many_files(fs: &Fs) {
 }
 
 /// How many inodes [`with_inodes_at_the_end`] makes at most.
-pub(crate) const LAST_INODES: u32 = 40;
+pub(crate) const LAST_INODES: u32 = 45;
 
 /// Puts inodes of every kind into the last groups.
 pub(crate) fn with_inodes_at_the_end(device: &MemoryDevice) -> MemoryDevice {
@@ -316,6 +316,15 @@ pub(crate) fn with_inodes_at_the_end(device: &MemoryDevice) -> MemoryDevice {
             fs.write("/crowded", vec![1; 3000]).unwrap();
             fs.set_xattr("/crowded", "user.small", vec![6; 60], mode).unwrap();
             fs.set_xattr("/crowded", "user.large", vec![5; 2 * block as usize], mode).unwrap();
+        }
+        if fs.superblock().features.has(Feature::INLINE_DATA) {
+            // Two names are in the place of the map, and two behind it, in an attribute.
+            let inline = fs.create_dir("/inline", &new).unwrap();
+            for number in 0..4 {
+                fs.write(format!("/inline/{number:020}"), vec![1; 3000]).unwrap();
+            }
+            let of = inline.metadata();
+            assert!(of.flags.contains(extant::InodeFlags::INLINE_DATA) && of.size > 60);
         }
         fs.unmount().unwrap();
         shared.snapshot()
