@@ -194,7 +194,7 @@ fn who_may_have_it_by_multi_mount_protection_is_named_and_nothing_is_written() {
     place.run(&["resize", "a.img", "max"]).ends_with(0);
     place.run(&["resize", "a.img", "+32M"]).ends_with(7).complains(&["a check"]).hints(order);
     place.run(&["tune", "-O", "quota", "a.img"]).ends_with(7).complains(&["a check"]).hints(order);
-    place.run(&["repair", "-n", "a.img"]).ends_with(4).complains(&["note", "a check"]);
+    place.run(&["repair", "-n", "a.img"]).succeeds().complains(&["note", "a check"]);
     assert!(place.run(&["check", "a.img"]).err().contains("a check or a conversion"));
     assert!(std::fs::read(place.path("a.img")).unwrap() == before, "nothing was written");
     place.run(&["tune", "--plan", "-E", "clear_mmp", "a.img"]).succeeds();
@@ -305,7 +305,7 @@ fn a_damaged_log_on_another_device_is_checked_and_repaired_with_that_device() {
     // A commit block that is none looks like the end of the log, and one with another checksum is damage.
     for damage in [&[0u8; 8][..], &[0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 2]] {
         log[all[1]..][..8].copy_from_slice(damage);
-        log[all[1] + 16] ^= 1;
+        log[all[1] + 16] = log[all[1] + 16].wrapping_add(1);
         std::fs::write(place.path("j.img"), &log).unwrap();
         let before = std::fs::read(place.path("a.img")).unwrap();
         let told = with(&["check"]).ends_with(4).out();
