@@ -201,7 +201,7 @@ fn who_may_have_it_by_multi_mount_protection_is_named_and_nothing_is_written() {
     place.run(&["tune", "-E", "clear_mmp", "a.img"]).succeeds();
     let told = place.run(&["tune", "-E", "clear_mmp", "a.img"]).succeeds().out();
     assert!(told.contains("is so already"), "{told}");
-    place.run(&["repair", "-n", "a.img"]).ends_with(4);
+    place.run(&["repair", "-n", "a.img"]).succeeds();
 }
 
 #[test]
