@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use extant::{AclKind, Fs, FsError, Inode, KeySpec, MountOptions, NewInode};
+use extant::{AclKind, Family, Fs, FsError, Inode, KeySpec, MountOptions, NewInode};
 use extant_block::{FileDevice, OpenError, SharedDevice};
 use extant_format::features::{Compat, Incompat};
 use extant_sync::{Clock, SystemClock};
@@ -112,6 +112,15 @@ impl EditArgs {
         let fs = opened.map_err(|error| match error {
             FsError::JournalDeviceMissing { .. } => mount_failure(error, &name, &device, at_start)
                 .hint("pass the device or file with --journal-device"),
+            FsError::Journal(_) | FsError::JournalDevice(_) if error.family() == Family::Damage => {
+                let given = self.journal_device.as_ref().map(|path| {
+                    format!(" --journal-device {}", escape(path.as_os_str().as_bytes()))
+                });
+                mount_failure(error, &name, &device, at_start).hint(format!(
+                    "extant repair{} {name} brings in what can be brought in of it",
+                    given.unwrap_or_default()
+                ))
+            }
             _ => mount_failure(error, &name, &device, at_start),
         })?;
         note_journal_error(&fs, &name);

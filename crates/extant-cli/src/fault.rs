@@ -101,9 +101,9 @@ impl From<FsError> for Failure {
             FsError::ExternalJournal { .. } => {
                 Some("give the file system's own device, and this one as --journal-device")
             }
-            FsError::Journal(_) if exit == Exit::Image => {
-                Some("--no-replay reads the image without its journal, in an older state")
-            }
+            FsError::Journal(_) if exit == Exit::Image => Some(
+                "extant repair brings in what can be brought in of it; --no-replay reads the image without, in an older state",
+            ),
             FsError::Corrupt { structure: "superblock" | "group descriptor", .. } => Some(
                 "a backup may be intact: try -b 32768 (8193 for blocks of 1 KiB), or --no-checksums",
             ),

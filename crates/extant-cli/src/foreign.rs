@@ -123,7 +123,10 @@ pub(crate) fn as_image(found: Found, file: &str) -> String {
             "there may be an ext4 file system in it: open the volume, and give its device".into()
         }
         Class::PartitionTable => "extant partitions are given with --partition N".into(),
-        Class::Ext | Class::ExtJournal | Class::Other => {
+        Class::ExtJournal => format!(
+            "give the file system's own device, and this one as its journal: extant check --journal-device {file} IMG"
+        ),
+        Class::Ext | Class::Other => {
             format!(
                 "extant mkfs IMG SIZE and extant build IMG --from DIR make images; file {file} \
                      tells more"

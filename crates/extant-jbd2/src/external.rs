@@ -73,15 +73,28 @@ const RO_COMPAT_METADATA_CSUM: u32 = 0x400;
 /// Where it is; it covers what is before it.
 const CHECKSUM_AT: usize = 0x3fc;
 
-impl ExternalJournal {
-    /// Recognises a journal device and loads the superblock of its journal.
+/// What a device says of itself that holds nothing but a journal, whatever the journal is worth.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct JournalDevice {
+    /// UUID of the device, from its ext4 superblock.
+    pub uuid: [u8; 16],
+    /// Size of its blocks.
+    pub block_size: BlockSize,
+    /// Journal block of the journal superblock: 2 with blocks of 1 KiB, else 1.
+    pub superblock_block: u32,
+    /// Blocks that the device has, and no more than it says.
+    pub blocks: u32,
+}
+
+impl JournalDevice {
+    /// Recognises a journal device.
     ///
     /// # Errors
     ///
-    /// [`ExternalJournalError`] says what it is instead, or what is wrong with it.
-    pub fn open(device: SharedDevice) -> Result<ExternalJournal, ExternalJournalError> {
-        // Of the ext4 superblock only these fields have a meaning here:
-        // s_log_block_size at 0x18, s_magic 0x38, s_feature_incompat 0x60, s_feature_ro_compat 0x64,
+    /// [`ExternalJournalError`] says what it is instead; never [`ExternalJournalError::Journal`].
+    pub fn recognize(device: &dyn BlockDevice) -> Result<JournalDevice, ExternalJournalError> {
+        // Of the ext4 superblock only these fields have a meaning here: s_blocks_count_lo at 0x4,
+        // s_log_block_size 0x18, s_magic 0x38, s_feature_incompat 0x60, s_feature_ro_compat 0x64,
         // s_uuid 0x68, s_checksum 0x3fc.
         let mut bytes = [0u8; 0x400];
         device.read_at(EXT4_SUPERBLOCK_OFFSET, &mut bytes)?;
@@ -107,6 +120,21 @@ impl ExternalJournal {
         let uuid = bytes.get(0x68..).and_then(|rest| rest.first_chunk::<16>());
         let uuid = uuid.copied().unwrap_or_default();
         let superblock_block = if block_size.bytes() == 1024 { 2 } else { 1 };
+        let there = u32::try_from(device.size_bytes() >> block_size.log2()).unwrap_or(u32::MAX);
+        let blocks = le32(0x4).min(there);
+        Ok(JournalDevice { uuid, block_size, superblock_block, blocks })
+    }
+}
+
+impl ExternalJournal {
+    /// Recognises a journal device and loads the superblock of its journal.
+    ///
+    /// # Errors
+    ///
+    /// [`ExternalJournalError`] says what it is instead, or what is wrong with it.
+    pub fn open(device: SharedDevice) -> Result<ExternalJournal, ExternalJournalError> {
+        let JournalDevice { uuid, block_size, superblock_block, .. } =
+            JournalDevice::recognize(&*device)?;
         let log = Arc::new(MappedJournal::whole_device(device, block_size));
         let superblock = load_superblock(&log, superblock_block)?;
         Ok(ExternalJournal { uuid, superblock_block, superblock, log })

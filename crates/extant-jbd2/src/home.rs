@@ -95,6 +95,7 @@ fn keep_home(superblock: &JournalSuperblock, replay: &mut Replay, home: &dyn Blo
     };
     let mut bytes = vec![0; superblock.block_size.len()];
     let (mut gone, blocks) = (Vec::new(), &replay.blocks);
+    let found = replay.damaged.len();
     replay.damaged.retain(|damaged| {
         let at_home = superblock.block_size.offset_of(damaged.fs_block);
         let is_read = at_home.is_some_and(|offset| home.read_at(offset, &mut bytes).is_ok());
@@ -108,5 +109,6 @@ fn keep_home(superblock: &JournalSuperblock, replay: &mut Replay, home: &dyn Blo
         }
         false
     });
-    replay.blocks.remove(&gone);
+    replay.at_home = found.saturating_sub(replay.damaged.len());
+    replay.blocks.remove(gone);
 }

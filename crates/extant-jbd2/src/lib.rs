@@ -119,7 +119,7 @@ pub use client::{
 };
 pub use device::ReplayedDevice;
 pub use error::{JournalReadError, RecoveryError};
-pub use external::{ExternalJournal, ExternalJournalError};
+pub use external::{ExternalJournal, ExternalJournalError, JournalDevice};
 pub use fast_commit::{
     FastCommitOverlay, FastCommitStop, FcDirectory, FcEntry, FcInode, FcMapping,
 };

@@ -36,8 +36,9 @@ impl Overlay {
     }
 
     /// Takes the copies of some blocks out.
-    pub(crate) fn remove(&mut self, blocks: &[FsBlock]) {
-        self.entries.retain(|(block, _)| !blocks.contains(block));
+    pub(crate) fn remove(&mut self, mut blocks: Vec<FsBlock>) {
+        blocks.sort_unstable();
+        self.entries.retain(|(block, _)| blocks.binary_search(block).is_err());
     }
 
     /// Returns the place of the latest copy of `block`; `None` when the log has none.

@@ -93,6 +93,9 @@ pub struct Replay {
     pub revoked: u64,
     /// Copies that were left out, with [`DamagedBlocks::Skip`].
     pub damaged: Vec<DamagedBlock>,
+    /// Number of damaged copies of which home has what they were, with
+    /// [`recover_damaged`](crate::recover_damaged): they are not among the others.
+    pub at_home: usize,
     /// Damage that ended the log, with [`DamagedBlocks::Skip`]: committed transactions are missing.
     pub broken: Option<Arc<RecoveryError>>,
     /// The blocks that a replay writes.
@@ -135,6 +138,7 @@ pub fn recover(
         stop: ScanStop::Clean,
         revoked: 0,
         damaged: Vec::new(),
+        at_home: 0,
         broken: None,
         blocks: Overlay::default(),
         fast_commits: None,

@@ -253,18 +253,13 @@ pub(crate) fn fix(state: &mut State, dir: Ino, problems: &[Problem]) -> Fixed {
     change(state, dir, Changes::of(problems))
 }
 
-/// Directories with two names whose `..` says that the second is theirs, with the directory of the first: that one
-/// has a copy of a block of the other, as a rule.
-pub(crate) fn misled(state: &State, batch: &[Problem]) -> BTreeMap<Ino, BTreeSet<u32>> {
-    let mut misled: BTreeMap<Ino, BTreeSet<u32>> = BTreeMap::new();
-    for problem in batch {
-        let Problem::SecondParent { dir, ino, .. } = problem else { continue };
-        let Some(view) = state.view(*ino) else { continue };
-        if view.dotdot == *dir && view.parent != *dir && view.parent.0 != 0 {
-            misled.entry(view.parent).or_default().insert(ino.0);
-        }
-    }
-    misled
+/// Where a directory has two names, and its `..` says that the second is its own: the directory of the first, and the
+/// number of the one that has both. The directory of the first has a copy of a block of the other, as a rule.
+pub(crate) fn misled(state: &State, problem: &Problem) -> Option<(Ino, Ino)> {
+    let Problem::SecondParent { dir, ino, .. } = problem else { return None };
+    let view = state.view(*ino)?;
+    let is_own = view.dotdot == *dir && view.parent != *dir && view.parent.0 != 0;
+    is_own.then_some((view.parent, *ino))
 }
 
 /// Takes the entries out of a directory that lead to some inodes.

@@ -44,6 +44,12 @@ pub enum RepairError {
         /// Which journal it is.
         why: String,
     },
+    /// The device that was given is not that of the journal.
+    #[error("{why}")]
+    OtherJournal {
+        /// What it is instead.
+        why: String,
+    },
     /// The system gives this process no memory, or no temporary file. Nothing is known to be wrong with the image.
     #[error("{0}")]
     System(String),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use extant::{FsError, MountOptions};
+use extant::MountOptions;
 use extant_base::Ino;
 use extant_block::{BlockDevice, SharedDevice};
 use extant_check::{CheckOptions, Problem, check};
@@ -21,8 +21,9 @@ use extant_jbd2::{
 
 use extant_layout::{JOURNAL_BLOCKS_MIN, default_fast_commit_blocks, default_journal_blocks};
 
-use crate::draft::{Draft, UNIT};
-use crate::error::{Fixed, RepairError, Trouble};
+use crate::draft::Draft;
+use crate::elsewhere::{self, is_elsewhere};
+use crate::error::{Fixed, Trouble};
 use crate::state::State;
 use crate::twice;
 use extant_change::is_extent_node;
@@ -34,6 +35,10 @@ pub(crate) struct Replayed {
     pub(crate) transactions: u32,
     /// Number of copies that were left out because of a wrong checksum.
     pub(crate) damaged: usize,
+    /// Number of copies with a wrong checksum of which home has what they were.
+    pub(crate) at_home: usize,
+    /// By its superblock the file system had nothing in its log.
+    pub(crate) is_unasked: bool,
     /// Damage that ended the log before its end.
     pub(crate) broken: Option<String>,
     pub(crate) fast_commits: u32,
@@ -52,24 +57,38 @@ pub(crate) struct Waiting {
     pub(crate) commits: u32,
     /// Why they could not be brought in at first.
     pub(crate) why: String,
-    /// Runs of blocks that their files have: nothing else may be written there meanwhile.
+    /// Runs of blocks that their files have, each once and in order: nothing else may be written there meanwhile.
     pub(crate) blocks: Vec<(u64, u64)>,
     /// Inodes that they make or change: nothing else may be made in their place.
     pub(crate) inodes: BTreeSet<Ino>,
 }
 
 impl Waiting {
-    fn of(overlay: &FastCommitOverlay, why: String) -> Waiting {
-        let mut blocks = Vec::new();
-        for (_, inode) in overlay.inodes() {
-            blocks.extend(
-                inode.mapped().map(|extent| (extent.device_start.0, u64::from(extent.len.0))),
-            );
-        }
+    fn of(state: &State, overlay: &FastCommitOverlay, why: String) -> Waiting {
+        let files = overlay.inodes().flat_map(|(_, inode)| inode.mapped());
+        let runs = files.map(|extent| (extent.device_start.0, u64::from(extent.len.0)));
+        // Runs that lie nowhere cannot be brought in, and must not take others with them.
+        let blocks = runs.filter(|(start, len)| state.in_range(*start, *len)).collect();
         let named = overlay.directories().map(|(ino, _)| ino);
         let inodes = overlay.inodes().map(|(ino, _)| ino).chain(named).collect();
-        Waiting { commits: overlay.commits(), why, blocks, inodes }
+        Waiting { commits: overlay.commits(), why, blocks: merged(blocks), inodes }
     }
+}
+
+/// Runs of blocks in order, without what several of them have: records may name one run as often as they like.
+fn merged(mut runs: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    runs.sort_unstable();
+    let mut merged: Vec<(u64, u64)> = Vec::new();
+    for (start, len) in runs {
+        let end = start.saturating_add(len);
+        match merged.last_mut() {
+            Some((first, len)) if start <= first.saturating_add(*len) => {
+                *len = end.max(first.saturating_add(*len)) - *first;
+            }
+            _ => merged.push((start, len)),
+        }
+    }
+    merged
 }
 
 /// Runs of a file that are written, as the journal's reader wants them.
@@ -85,18 +104,6 @@ fn runs(state: &State, record: &Record) -> Fixed<Vec<JournalRun>> {
         .collect())
 }
 
-/// What a journal on another device holds cannot be brought in, and a repair that went on would lose it.
-pub(crate) fn check_elsewhere(sb: &Superblock) -> Result<(), RepairError> {
-    let is_elsewhere = sb.features.has_compat(Compat::HAS_JOURNAL)
-        && sb.journal_inode.0 == 0
-        && sb.journal_uuid != [0; 16];
-    if is_elsewhere && sb.features.has(Feature::RECOVER) {
-        let missing = FsError::JournalDeviceMissing { uuid: sb.journal_uuid };
-        return Err(RepairError::JournalDevice { why: missing.to_string() });
-    }
-    Ok(())
-}
-
 /// Returns whether a superblock says that its file system is in order.
 pub(crate) fn is_valid(sb: &Superblock) -> bool {
     sb.state.contains(FsState::VALID) && !sb.state.intersects(FsState::ERROR | FsState::ORPHAN)
@@ -105,7 +112,8 @@ pub(crate) fn is_valid(sb: &Superblock) -> bool {
 /// Brings in what the log holds. The file system is marked as in need of a check.
 pub(crate) fn replay(draft: &Arc<Draft>, state: &mut State) -> Fixed<Option<Replayed>> {
     let has_journal = state.sb.features.has_compat(Compat::HAS_JOURNAL);
-    if !has_journal || state.sb.journal_inode.0 == 0 {
+    let is_given = is_elsewhere(&state.sb) && draft.journal().is_some();
+    if !has_journal || (state.sb.journal_inode.0 == 0 && !is_given) {
         return Ok(None);
     }
     let needs = state.sb.features.has(Feature::RECOVER);
@@ -126,6 +134,7 @@ pub(crate) fn replay(draft: &Arc<Draft>, state: &mut State) -> Fixed<Option<Repl
         state.sb = sb;
     }
     done.was_valid = is_valid(&state.sb);
+    done.is_unasked = !needs;
     match done.waiting {
         // Whoever goes on after a cut finds them by it.
         Some(_) => state.sb.features.insert(Feature::RECOVER),
@@ -145,8 +154,8 @@ fn journal_record(state: &State) -> Fixed<Record> {
             let is_file = record.kind() == Some(FileKind::Regular) && record.links() != 0;
             if is_file && !state.read_map(&record)?.extents.is_empty() {
                 let copy = copied_record(state);
-                let is_elsewhere = !begins(state, &record)? && begins(state, &copy)?;
-                return Ok(if is_elsewhere { copy } else { record });
+                let is_other = !begins(state, &record)? && begins(state, &copy)?;
+                return Ok(if is_other { copy } else { record });
             }
         }
         // Its table has no place.
@@ -224,15 +233,21 @@ fn is_better(draft: &Arc<Draft>, store: &LogStore, seen: &Replay) -> bool {
 }
 
 fn replay_log(draft: &Arc<Draft>, state: &State) -> Fixed<Option<Replayed>> {
-    let record = journal_record(state)?;
-    let runs = runs(state, &record)?;
-    if runs.is_empty() {
-        return Err(Trouble::cannot("the journal has no blocks"));
-    }
     let home: SharedDevice = Arc::clone(draft) as SharedDevice;
-    let log = Arc::new(MappedJournal::new(Arc::clone(&home), state.sb.block_size, runs));
     let not = |error: RecoveryError| Trouble::cannot(error.to_string());
-    let store = LogStore::internal(log).map_err(not)?;
+    let given = if is_elsewhere(&state.sb) { elsewhere::log(draft)? } else { None };
+    let store = match given {
+        Some(store) => store,
+        None => {
+            let record = journal_record(state)?;
+            let runs = runs(state, &record)?;
+            if runs.is_empty() {
+                return Err(Trouble::cannot("the journal has no blocks"));
+            }
+            let log = MappedJournal::new(Arc::clone(&home), state.sb.block_size, runs);
+            LogStore::internal(Arc::new(log)).map_err(not)?
+        }
+    };
     if !store.superblock().is_dirty() {
         return Ok(None);
     }
@@ -249,6 +264,7 @@ fn replay_log(draft: &Arc<Draft>, state: &State) -> Fixed<Option<Replayed>> {
     let mut done = Replayed {
         transactions: seen.transactions,
         damaged: seen.damaged.len(),
+        at_home: seen.at_home,
         broken: seen.broken.as_ref().map(ToString::to_string),
         ..Replayed::default()
     };
@@ -256,7 +272,7 @@ fn replay_log(draft: &Arc<Draft>, state: &State) -> Fixed<Option<Replayed>> {
         done.fast_commits = fast.commits();
         match bring_in(draft, false) {
             Ok(_) => return Ok(Some(done)),
-            Err(why) => done.waiting = Some(Waiting::of(fast, why)),
+            Err(why) => done.waiting = Some(Waiting::of(state, fast, why)),
         }
     }
     let log = recover_to_device::<RecoveryError>(store, &home, &options, |_, _| Ok(()), &|_, _| {
@@ -282,11 +298,15 @@ pub(crate) struct BroughtIn {
 /// refuses a file system that is too damaged for that, or leaves out what it cannot apply with
 /// `passes_damage`; where it refuses, nothing has changed.
 pub(crate) fn bring_in(draft: &Arc<Draft>, passes_damage: bool) -> Result<BroughtIn, String> {
-    let above = Arc::new(Draft::over(Arc::clone(draft) as SharedDevice));
-    let fs = MountOptions::new()
+    let above = Arc::new(draft.above());
+    let mut options = MountOptions::new()
         .read_only(false)
         .background(false)
-        .pass_fast_commit_damage(passes_damage)
+        .pass_fast_commit_damage(passes_damage);
+    if let Some(journal) = above.journal() {
+        options = options.journal_device(journal);
+    }
+    let fs = options
         .open_shared(Arc::clone(&above) as SharedDevice)
         // Its advice is to repair the image.
         .map_err(|error| error.into_fs_error().to_string())?;
@@ -295,19 +315,15 @@ pub(crate) fn bring_in(draft: &Arc<Draft>, passes_damage: bool) -> Result<Brough
         left_out: fs.fast_commit_damage().iter().map(ToString::to_string).collect(),
     };
     fs.unmount().map_err(|error| error.to_string())?;
-    for stage in above.take_stages() {
-        for (unit, bytes) in stage {
-            draft
-                .write_at(unit.saturating_mul(UNIT as u64), &bytes[..])
-                .map_err(|error| error.to_string())?;
-        }
-        draft.seal();
-    }
+    draft.absorb(above.take_stages());
     Ok(done)
 }
 
 /// Empties the log, if the journal is where the superblock says.
 pub(crate) fn empty_log(state: &mut State) -> Fixed {
+    if is_elsewhere(&state.sb) {
+        return elsewhere::empty_log(state);
+    }
     match reset_own_log(state) {
         // Without a place in a table there is no log to empty. It is made anew later.
         Ok(()) | Err(Trouble::Cannot(_)) => Ok(()),
@@ -329,12 +345,19 @@ pub(crate) fn reset_log(state: &mut State) -> Fixed {
     let map = state.read_map(&record)?;
     let Some(first) = map.extents.first() else { return Ok(()) };
     let old = state.read_block(first.device_start.0)?;
-    let bytes = new_superblock(state, len, &old)?;
+    let bytes = encoded(state, &new_superblock(state, len, &old))?;
     state.write_block(first.device_start.0, &bytes)
 }
 
+/// A block with a journal superblock.
+fn encoded(state: &State, new: &JournalSuperblock) -> Fixed<Vec<u8>> {
+    let mut bytes = vec![0; state.block_bytes()];
+    new.encode(&mut bytes).map_err(|error| Trouble::cannot(error.to_string()))?;
+    Ok(bytes)
+}
+
 /// A journal superblock with an empty log. Sequence and features are those of `old` where it decodes.
-fn new_superblock(state: &State, len: u32, old: &[u8]) -> Fixed<Vec<u8>> {
+pub(crate) fn new_superblock(state: &State, len: u32, old: &[u8]) -> JournalSuperblock {
     let old = JournalSuperblock::decode(old).ok();
     let known = JournalIncompat::REVOKE | JournalIncompat::BLOCKS_64BIT;
     let checksums = old.as_ref().map_or(JournalIncompat::empty(), |old| old.incompat);
@@ -346,17 +369,16 @@ fn new_superblock(state: &State, len: u32, old: &[u8]) -> Fixed<Vec<u8>> {
     if state.is_wide() {
         incompat |= JournalIncompat::BLOCKS_64BIT;
     }
-    let new = JournalSuperblock {
-        sequence: old.as_ref().map_or(Tid(1), |old| Tid(old.sequence.0.wrapping_add(1000))),
+    // Where no number is known, one that no old transaction in these blocks has: they count from 1.
+    let unknown = Tid(state.now.max(1));
+    JournalSuperblock {
+        sequence: old.as_ref().map_or(unknown, |old| Tid(old.sequence.0.wrapping_add(1000))),
         incompat,
         uuid: old.as_ref().map_or([0; 16], |old| old.uuid),
         checksum_type: if incompat.intersects(csum) { 4 } else { 0 },
         fast_commit_blocks: fast_commit_blocks(state, len, old.as_ref()),
         ..JournalSuperblock::empty(state.sb.block_size, len)
-    };
-    let mut bytes = vec![0; state.block_bytes()];
-    new.encode(&mut bytes).map_err(|error| Trouble::cannot(error.to_string()))?;
-    Ok(bytes)
+    }
 }
 
 /// Blocks for fast commits of a journal of `len` blocks that is made anew: those that it had, or as many as
@@ -398,7 +420,7 @@ pub(crate) fn make(state: &mut State) -> Fixed {
         Err(trouble) => return Err(trouble),
     };
     let len: u32 = extents.iter().map(|extent| extent.len.0).sum();
-    let bytes = new_superblock(state, len, &[])?;
+    let bytes = encoded(state, &new_superblock(state, len, &[]))?;
     if let Some(first) = extents.first() {
         state.write_block(first.device_start.0, &bytes)?;
     }
@@ -526,4 +548,18 @@ pub(crate) fn is_part_of(state: &State, problems: &[Problem]) -> Fixed<bool> {
     };
     let blocks = problems.iter().filter_map(|problem| problem.objects().block);
     Ok(blocks.into_iter().any(|block| has(block.0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_that_are_named_often_are_there_once() {
+        let mut runs = vec![(40, 2), (7, 3), (u64::MAX, 9), (10, 5), (8, 1), (20, 0)];
+        runs.extend(std::iter::repeat_n((1000, 32_768), 37_000));
+        let once = [(7, 8), (20, 0), (40, 2), (1000, 32_768), (u64::MAX, 9)];
+        assert!(merged(runs) == once);
+        assert_eq!(merged(Vec::new()), []);
+    }
 }

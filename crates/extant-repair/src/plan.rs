@@ -9,17 +9,25 @@
 use std::fmt;
 
 use extant_base::sabotage;
-use extant_block::{BlockDevice, DeviceError};
+use extant_block::{BlockDevice, DeviceError, DeviceFault, OperationKind};
 use extant_format::superblock::{SUPERBLOCK_OFFSET, Superblock};
 
-use crate::draft::{Draft, UNIT, Units};
+use crate::draft::{Draft, JOURNAL_UNIT, UNIT, Units};
 use crate::space::Bits;
 
 /// Bytes of one write at most.
 const WRITE_BYTES_MAX: usize = 1 << 16;
 
-/// Writes between two flushes.
-pub(crate) type Step = Vec<(u64, Vec<u8>)>;
+/// Where, and the bytes.
+type Writes = Vec<(u64, Vec<u8>)>;
+
+/// Writes of one device between two flushes.
+#[derive(Clone, PartialEq, Eq)]
+struct Step {
+    /// To the device of the journal, which is another one.
+    is_journal: bool,
+    writes: Writes,
+}
 
 /// Units by number, in order.
 type Changed<'u> = Vec<(u64, &'u [u8; UNIT])>;
@@ -42,8 +50,11 @@ impl Plan {
             let mut fresh = Changed::new();
             let mut rest = Changed::new();
             let mut last = Changed::new();
+            let mut log = Changed::new();
             for (unit, bytes) in changed(draft, &stages[..number], stage)? {
-                let to = if unit == SUPERBLOCK_OFFSET / UNIT as u64 {
+                let to = if unit >= JOURNAL_UNIT {
+                    &mut log
+                } else if unit == SUPERBLOCK_OFFSET / UNIT as u64 {
                     &mut last
                 } else if pinned.is_some_and(|(bits, sb)| is_fresh(bits, sb, unit)) {
                     &mut fresh
@@ -58,8 +69,12 @@ impl Plan {
             };
             for units in ordered {
                 if !units.is_empty() {
-                    plan.steps.push(writes(&units));
+                    plan.steps.push(Step { is_journal: false, writes: writes(&units, 0) });
                 }
+            }
+            if !log.is_empty() {
+                let writes = writes(&log, JOURNAL_UNIT);
+                plan.steps.push(Step { is_journal: true, writes });
             }
         }
         Ok(plan)
@@ -74,32 +89,60 @@ impl Plan {
     /// Returns how many writes there are.
     #[must_use]
     pub fn write_count(&self) -> usize {
-        self.steps.iter().map(Vec::len).sum()
+        self.steps.iter().map(|step| step.writes.len()).sum()
     }
 
     /// Returns how many bytes are written.
     #[must_use]
     pub fn byte_count(&self) -> u64 {
-        self.writes().map(|(_, bytes)| bytes.len() as u64).sum()
+        let all = self.steps.iter().flat_map(|step| &step.writes);
+        all.map(|(_, bytes)| bytes.len() as u64).sum()
     }
 
-    /// All writes in order: where, and the bytes.
+    /// All writes to the image in order: where, and the bytes.
     pub fn writes(&self) -> impl Iterator<Item = (u64, &[u8])> + '_ {
-        self.steps.iter().flatten().map(|(offset, bytes)| (*offset, bytes.as_slice()))
+        let steps = self.steps.iter().filter(|step| !step.is_journal);
+        steps.flat_map(|step| &step.writes).map(|(offset, bytes)| (*offset, bytes.as_slice()))
     }
 
-    /// Writes everything. If a write fails, or the machine stops, earlier writes stay: the image is
-    /// marked as in need of a check, and another repair gives the same result.
+    /// Returns whether the device of the journal is written, too.
+    #[must_use]
+    pub fn writes_journal(&self) -> bool {
+        self.steps.iter().any(|step| step.is_journal)
+    }
+
+    /// Writes everything, of an image whose journal is on no other device. If a write fails, or the machine
+    /// stops, earlier writes stay: the image is marked as in need of a check, and another repair gives the
+    /// same result.
     ///
     /// # Errors
     ///
     /// Those of the device.
     pub fn apply(&self, device: &dyn BlockDevice) -> Result<(), DeviceError> {
+        self.apply_both(device, None)
+    }
+
+    /// Writes everything, as [`apply`](Self::apply) does, and what belongs on the device of the journal there.
+    ///
+    /// # Errors
+    ///
+    /// Those of the devices. Without the device of the journal, if that is [written](Self::writes_journal),
+    /// nothing is written.
+    pub fn apply_both(
+        &self,
+        device: &dyn BlockDevice,
+        journal: Option<&dyn BlockDevice>,
+    ) -> Result<(), DeviceError> {
+        if journal.is_none() && self.writes_journal() {
+            let (kind, fault) = (OperationKind::Write, DeviceFault::ReadOnly);
+            return Err(DeviceError::new("the journal's device".into(), kind, 0, 0, fault));
+        }
         for step in &self.steps {
-            for (offset, bytes) in step {
-                device.write_at(*offset, bytes)?;
+            let to = if step.is_journal { journal.unwrap_or(device) } else { device };
+            for (offset, bytes) in &step.writes {
+                to.write_at(*offset, bytes)?;
             }
-            device.flush()?;
+            to.flush()?;
         }
         Ok(())
     }
@@ -118,17 +161,13 @@ fn changed<'u>(
     stage: &'u Units,
 ) -> Result<Changed<'u>, DeviceError> {
     let mut changed = Changed::new();
-    let size = draft.size_bytes();
     let mut there = [0; UNIT];
     for (unit, bytes) in stage {
         let earlier = before.iter().rev().find_map(|stage| stage.get(unit));
         let old = match earlier {
             Some(old) => old,
             None => {
-                let offset = unit * UNIT as u64;
-                there.fill(0);
-                let inside = size.saturating_sub(offset).min(UNIT as u64) as usize;
-                draft.base().read_at(offset, &mut there[..inside])?;
+                draft.read_below(*unit, &mut there)?;
                 &there
             }
         };
@@ -146,11 +185,11 @@ fn is_fresh(bits: &Bits, sb: &Superblock, unit: u64) -> bool {
     block >= first && block < sb.blocks_count && !bits.get((block - first) >> sb.cluster_bits())
 }
 
-/// Neighbouring units are one write.
-fn writes(units: &Changed<'_>) -> Step {
-    let mut list: Step = Vec::new();
+/// Neighbouring units are one write; `first` begins the device.
+fn writes(units: &Changed<'_>, first: u64) -> Writes {
+    let mut list = Writes::new();
     for (unit, bytes) in units {
-        let offset = unit * UNIT as u64;
+        let offset = (unit - first) * UNIT as u64;
         if let Some((from, run)) = list.last_mut()
             && *from + run.len() as u64 == offset
             && run.len() < WRITE_BYTES_MAX

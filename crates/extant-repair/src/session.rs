@@ -15,14 +15,14 @@ use extant_format::superblock::Superblock;
 
 use self::fixes::write_backups;
 use self::phase::{Phase, phase};
-use crate::ask::{Ask, Decision, Fix};
+use crate::ask::{Ask, Decision, Fix, Yes};
 use crate::draft::Draft;
 use crate::error::{Fixed, RepairError, Trouble};
 use crate::journal::BroughtIn;
 use crate::plan::Plan;
 use crate::space::Bits;
 use crate::state::State;
-use crate::{descriptors, journal, supers};
+use crate::{descriptors, elsewhere, journal, supers};
 
 /// Rounds after which a repair gives up.
 const ROUNDS_MAX: u32 = 80;
@@ -95,66 +95,27 @@ pub fn repair(
     options: &RepairOptions,
     ask: &mut dyn Ask,
 ) -> Result<Outcome, RepairError> {
-    let draft = Arc::new(Draft::over(device));
-    let mut session = Session {
-        draft: Arc::clone(&draft),
-        ask,
-        now: u32::try_from(options.now).unwrap_or(u32::MAX),
-        findings: Vec::new(),
-        asked: BTreeMap::new(),
-        tries: BTreeMap::new(),
-        left: BTreeSet::new(),
-        pins: None,
-        first_pins: None,
-        is_stopped: false,
-        stale_backups: false,
-        rounds: 0,
-        was_valid: false,
-        trees_are_done: false,
-        has_fixed_resize: false,
-        waiting: None,
-        told_tables: BTreeSet::new(),
-    };
-    let found = supers::find(&draft)?;
-    session.stale_backups |= found.renews_backups;
-    for (code, message) in found.notes {
-        session.tell(code, message, "write the superblock anew", Severity::FileSystem);
-    }
-    let mut sb = found.sb;
-    journal::check_elsewhere(&sb)?;
-    session.was_valid = journal::is_valid(&sb);
+    repair_both(device, None, options, ask)
+}
+
+/// Does what [`repair`] does, with the device of the journal where that is another one: what its log holds is brought
+/// in first, as that of a log in the image is, and the log is empty then.
+///
+/// # Errors
+///
+/// As of [`repair`]; [`RepairError::OtherJournal`] for a device that is not that of the journal.
+pub fn repair_both(
+    device: SharedDevice,
+    journal: Option<SharedDevice>,
+    options: &RepairOptions,
+    ask: &mut dyn Ask,
+) -> Result<Outcome, RepairError> {
+    let draft = Arc::new(Draft::over_both(device, journal.clone()));
+    let mut session = Session::new(&draft, options, ask);
+    let mut sb = session.find_superblock(journal.as_ref())?;
     let (mut transactions, mut fast_commits) = (0, 0);
     if !session.is_stopped {
-        let mut state = session.state_for_journal(&sb)?;
-        match journal::replay(&draft, &mut state) {
-            Ok(Some(replayed)) => {
-                session.was_valid = replayed.was_valid;
-                transactions = replayed.transactions;
-                fast_commits = replayed.fast_commits;
-                if let Some(why) = replayed.trouble {
-                    let text = format!("the log cannot be replayed: {why}");
-                    session.tell("journal-log", text, "empty the log", Severity::FileSystem);
-                } else if let Some(waiting) = replayed.waiting {
-                    let text = format!(
-                        "{fast_commits} fast commits cannot be brought in as the image is: {}",
-                        waiting.why
-                    );
-                    session.tell("journal-log", text, "repair it first", Severity::FileSystem);
-                    session.waiting = Some(waiting);
-                } else if let Some(why) = replayed.broken {
-                    let text =
-                        format!("the log is damaged behind {transactions} transactions: {why}");
-                    session.tell("journal-log", text, "leave the rest out", Severity::FileSystem);
-                } else if replayed.damaged > 0 {
-                    let text = format!("{} blocks of the log are damaged", replayed.damaged);
-                    session.tell("journal-log", text, "leave them out", Severity::FileSystem);
-                }
-            }
-            Ok(None) => {}
-            Err(Trouble::Device(error)) => return Err(RepairError::Device(error)),
-            Err(_) => {}
-        }
-        sb = supers::reread(&draft)?;
+        (transactions, fast_commits) = session.bring_in_log(&mut sb)?;
     }
     if !session.is_stopped {
         session.renew_by_copies(&mut sb)?;
@@ -186,6 +147,25 @@ pub fn repair(
     })
 }
 
+/// Says what a repair would say of the log of an image, for checks, which show the image as the next mount has it: a
+/// mount ends without a word where it takes damage for the end of the log. Empty where all of it would be brought in.
+///
+/// # Errors
+///
+/// As of [`repair_both`].
+pub fn log_damage(
+    device: SharedDevice,
+    journal: Option<SharedDevice>,
+) -> Result<Vec<Fix>, RepairError> {
+    let draft = Arc::new(Draft::over_both(device, journal.clone()));
+    let mut yes = Yes;
+    let mut session = Session::new(&draft, &RepairOptions { now: 0 }, &mut yes);
+    let mut sb = session.find_superblock(journal.as_ref())?;
+    session.findings.clear();
+    session.bring_in_log(&mut sb)?;
+    Ok(session.findings)
+}
+
 /// Options of the checks.
 const CHECK: CheckOptions = CheckOptions {
     require_replayed: true,
@@ -197,7 +177,94 @@ const CHECK: CheckOptions = CheckOptions {
     skip_unreadable: false,
 };
 
-impl Session<'_> {
+impl<'a> Session<'a> {
+    fn new(draft: &Arc<Draft>, options: &RepairOptions, ask: &'a mut dyn Ask) -> Session<'a> {
+        Session {
+            draft: Arc::clone(draft),
+            ask,
+            now: u32::try_from(options.now).unwrap_or(u32::MAX),
+            findings: Vec::new(),
+            asked: BTreeMap::new(),
+            tries: BTreeMap::new(),
+            left: BTreeSet::new(),
+            pins: None,
+            first_pins: None,
+            is_stopped: false,
+            stale_backups: false,
+            rounds: 0,
+            was_valid: false,
+            trees_are_done: false,
+            has_fixed_resize: false,
+            waiting: None,
+            told_tables: BTreeSet::new(),
+        }
+    }
+
+    /// Finds a superblock that can be used, and compares the device of the journal with it.
+    fn find_superblock(
+        &mut self,
+        journal: Option<&SharedDevice>,
+    ) -> Result<Superblock, RepairError> {
+        let found = supers::find(&self.draft)?;
+        self.stale_backups |= found.renews_backups;
+        for (code, message) in found.notes {
+            self.tell(code, message, "write the superblock anew", Severity::FileSystem);
+        }
+        elsewhere::compare(&found.sb, journal)?;
+        self.was_valid = journal::is_valid(&found.sb);
+        Ok(found.sb)
+    }
+
+    /// Brings in what the log holds, and asks about what it does not hold any more; how many transactions and fast
+    /// commits there were.
+    fn bring_in_log(&mut self, sb: &mut Superblock) -> Result<(u32, u32), RepairError> {
+        let mut state = self.state_for_journal(sb)?;
+        let mut counts = (0, 0);
+        match journal::replay(&self.draft, &mut state) {
+            Ok(Some(replayed)) => {
+                self.was_valid = replayed.was_valid;
+                counts = (replayed.transactions, replayed.fast_commits);
+                self.tell_of_log(replayed);
+            }
+            Ok(None) => {}
+            Err(Trouble::Device(error)) => return Err(RepairError::Device(error)),
+            Err(_) => {}
+        }
+        *sb = supers::reread(&self.draft)?;
+        Ok(counts)
+    }
+
+    fn tell_of_log(&mut self, replayed: journal::Replayed) {
+        let journal::Replayed { transactions, fast_commits, damaged, at_home, .. } = replayed;
+        let (text, fix) = if let Some(why) = replayed.trouble {
+            (format!("the log cannot be replayed: {why}"), "empty the log")
+        } else if let Some(waiting) = replayed.waiting {
+            let why = &waiting.why;
+            let text =
+                format!("{fast_commits} fast commits cannot be brought in as the image is: {why}");
+            self.waiting = Some(waiting);
+            (text, "repair it first")
+        } else if let Some(why) = replayed.broken {
+            let text = format!("the log is damaged behind {transactions} transactions: {why}");
+            (text, "leave the rest out")
+        } else if damaged > 0 {
+            (format!("{damaged} blocks of the log are damaged"), "leave them out")
+        } else if at_home > 0 {
+            let text = format!(
+                "{at_home} blocks of the log are damaged, and what they were is in its place already"
+            );
+            (text, "leave them out")
+        } else if replayed.is_unasked {
+            let text = format!(
+                "the log has {transactions} transactions, and the superblock says that it has none"
+            );
+            (text, "bring them in")
+        } else {
+            return;
+        };
+        self.tell("journal-log", text, fix, Severity::FileSystem);
+    }
+
     /// Asks about something that the checker has no problem for.
     fn tell(&mut self, code: &'static str, message: String, fix: &'static str, severity: Severity) {
         let objects = Objects::default();

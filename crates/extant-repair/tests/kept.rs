@@ -1,6 +1,8 @@
 //! What a repair keeps that looks like a part of what it takes away.
 
 mod common;
+#[path = "kept/elsewhere.rs"]
+mod elsewhere;
 #[path = "kept/log.rs"]
 mod log;
 

@@ -11,6 +11,7 @@
 //! ```text
 //! salvage    the walk: names from the root on, then what nothing leads to
 //! metadata   a copy without the contents of files; scramble: with other names and values
+//!   seal                  contents beside the seal of their file
 //!   dirs content attrs    entries, bytes and attributes, as far as they can be read
 //!     open                superblock, backups, what follows from descriptors; the journal's latest copies
 //!       supers guess replay
@@ -43,6 +44,7 @@ mod replay;
 mod report;
 mod salvage;
 mod scramble;
+mod seal;
 mod supers;
 mod tables;
 
@@ -51,5 +53,5 @@ pub use error::SalvageError;
 pub use image::Image;
 pub use metadata::{Copied, CopyOptions, copy_metadata};
 pub use open::Options;
-pub use report::{Damage, Summary, Why};
+pub use report::{Damage, Summary, Unverified, Why};
 pub use salvage::{Refusal, Target, salvage};

@@ -42,6 +42,12 @@ pub enum Why {
     Attributes,
     /// Extended attributes have a wrong checksum; what they say was taken as it is.
     AttributesChecksum,
+    /// The seal (fs-verity) cannot be read: nothing says whether the contents are what was sealed.
+    Seal,
+    /// Hashes of the seal (fs-verity) are damaged: what they are of was not compared.
+    SealTree,
+    /// Contents are not what the seal (fs-verity) says.
+    Unverified,
     /// Encrypted: neither names nor contents can be read without the key.
     Encrypted,
     /// The target did not take it.
@@ -50,7 +56,7 @@ pub enum Why {
 
 impl Why {
     /// Every reason.
-    pub const ALL: [Why; 19] = [
+    pub const ALL: [Why; 22] = [
         Why::Unreadable,
         Why::Outside,
         Why::Map,
@@ -68,6 +74,9 @@ impl Why {
         Why::Link,
         Why::Attributes,
         Why::AttributesChecksum,
+        Why::Seal,
+        Why::SealTree,
+        Why::Unverified,
         Why::Encrypted,
         Why::Host,
     ];
@@ -92,6 +101,9 @@ impl Why {
             Why::Link => "link",
             Why::Attributes => "attributes",
             Why::AttributesChecksum => "attributes-checksum",
+            Why::Seal => "seal",
+            Why::SealTree => "seal-tree",
+            Why::Unverified => "unverified",
             Why::Encrypted => "encrypted",
             Why::Host => "host",
         }
@@ -121,6 +133,9 @@ impl Why {
             Why::Link => "its target cannot be read".to_owned(),
             Why::Attributes => "extended attributes cannot be read".to_owned(),
             Why::AttributesChecksum => "extended attributes have a wrong checksum".to_owned(),
+            Why::Seal => "its fs-verity seal cannot be read".to_owned(),
+            Why::SealTree => format!("{blocks} of the hashes of its fs-verity seal {are} damaged"),
+            Why::Unverified => format!("{blocks} {are} not what its fs-verity seal says"),
             Why::Encrypted => "it is encrypted".to_owned(),
             Why::Host => "it could not be made".to_owned(),
         }
@@ -145,8 +160,29 @@ pub struct Damage {
     pub missing: u64,
     /// Why, and how often each was met.
     pub why: Vec<(Why, u64)>,
+    /// The blocks that are not what the seal says.
+    pub unverified: Option<Unverified>,
     /// What the target said.
     pub host: Option<String>,
+}
+
+/// Blocks of a sealed file that are not what its seal says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Unverified {
+    /// Bytes of a block.
+    pub block_bytes: u32,
+    /// Numbers of the first of them in the file, in order; at most 16.
+    pub blocks: Vec<u64>,
+}
+
+impl Unverified {
+    /// Returns it in words; `count` is how many there are.
+    pub fn text(&self, count: u64) -> String {
+        let numbers: Vec<String> = self.blocks.iter().map(u64::to_string).collect();
+        let (blocks, bytes) = (if count == 1 { "block" } else { "blocks" }, self.block_bytes);
+        let more = if count > numbers.len() as u64 { ", ..." } else { "" };
+        format!("{blocks} {}{more} of {bytes} bytes", numbers.join(", "))
+    }
 }
 
 /// What a salvage came to.

@@ -12,7 +12,8 @@ use crate::content::{Sink, Source};
 use crate::dirs::is_name;
 use crate::image::Image;
 use crate::limits::{Budget, LEVELS_MAX};
-use crate::report::{Damage, Reasons, Summary, Why};
+use crate::report::{Damage, Reasons, Summary, Unverified, Why};
+use crate::seal::{Compared, Seal};
 
 /// Longest target of a symbolic link, in bytes.
 const LINK_MAX: u64 = 4095;
@@ -128,6 +129,7 @@ pub fn salvage(image: &Image, target: &mut dyn Target) -> (Summary, bool) {
         target,
         visited: Bits::new(image),
         summary: Summary::default(),
+        unverified: None,
         path: Vec::new(),
         lost_found: None,
     };
@@ -203,6 +205,8 @@ struct Walk<'a> {
     /// Inodes that were handed on, or of which it was said that they are lost.
     visited: Bits,
     summary: Summary,
+    /// Blocks of the file that is read which are not what its seal says.
+    unverified: Option<Unverified>,
     /// Path of the open directory, without a slash at its end.
     path: Vec<u8>,
     /// Attributes of the image's own `lost+found`.
@@ -471,7 +475,13 @@ impl Walk<'_> {
         // Values of attributes that have inodes of their own are counted, too.
         let sectors = Some(found.sectors).filter(|_| !self.image.has_values_elsewhere(record));
         let source = Source { record, size, sectors };
-        let mut sink = Handed { target: &mut *self.target };
+        let is_sealed = record.has(InodeFlags::VERITY);
+        let mut seal = if is_sealed { Seal::of(self.image, record, size, *budget) } else { None };
+        if is_sealed && seal.is_none() {
+            reasons.insert(Why::Seal, 1);
+        }
+        let to = Handed { target: &mut *self.target };
+        let mut sink = Compared { seal: seal.as_mut(), to };
         let missing = match self.image.read_content(&source, budget, reasons, &mut sink) {
             Ok(missing) => missing,
             Err(refusal) => {
@@ -479,6 +489,7 @@ impl Walk<'_> {
                 return Err(refusal);
             }
         };
+        self.unverified = seal.and_then(|seal| seal.end(missing.bytes == 0, reasons));
         let xattrs = self.image.xattrs(record, budget, reasons);
         self.target.close(found, size, &xattrs)?;
         self.summary.bytes = self.summary.bytes.saturating_add(missing.read);
@@ -656,7 +667,9 @@ impl Walk<'_> {
         if host.is_some() && !why.iter().any(|(why, _)| *why == Why::Host) {
             why.push((Why::Host, 1));
         }
-        self.target.damaged(Damage { path, ino, kind, size, missing, why, host }).map_err(|_| Stop)
+        let unverified = self.unverified.take();
+        let damage = Damage { path, ino, kind, size, missing, why, unverified, host };
+        self.target.damaged(damage).map_err(|_| Stop)
     }
 }
 

@@ -12,9 +12,10 @@ use extant_base::sabotage;
 use extant_block::{FileDevice, SharedDevice};
 use extant_check::{Answer, CheckError, CheckOptions, Meet, Problem, Report};
 use extant_image::write::Progress;
+use extant_repair::Fix;
 use serde_json::{Value, json};
 
-use crate::commands::repair::note_holder;
+use crate::commands::repair::{self, note_holder};
 use crate::exit::{Exit, Failure, LIMITS, Result};
 use crate::image::{cut_off, mount_failure, note_journal_error, opening, split, window};
 use crate::in_use;
@@ -73,6 +74,8 @@ struct Found {
     /// Why the image cannot be opened, if that is so.
     unopened: Option<String>,
     report: Report,
+    /// What is wrong with its log, and is not seen by a mount.
+    log: Vec<Fix>,
     /// Transactions and fast commits that were replayed in memory, if any were waiting.
     replayed: Option<(u32, u32)>,
 }
@@ -148,7 +151,13 @@ impl CheckArgs {
         let device = window(device, self.offset, self.partition)?;
         self.note_use(&file, &name);
         note_holder(&device, &name);
-        let mut found = Found { name, unopened: None, report: Report::default(), replayed: None };
+        let mut found = Found {
+            name,
+            unopened: None,
+            report: Report::default(),
+            log: Vec::new(),
+            replayed: None,
+        };
         let (shown, is_pending) = self.replay(&device, &mut found)?;
         let options = CheckOptions {
             require_replayed: false,
@@ -173,8 +182,10 @@ impl CheckArgs {
     /// The device as the next mount would have it, and whether the journal has anything to replay.
     fn replay(&self, device: &SharedDevice, found: &mut Found) -> Result<(SharedDevice, bool)> {
         let mut options = MountOptions::new().ignore_journal(self.no_replay);
-        if let Some(journal) = &self.journal_device {
-            options = options.journal_device(FileDevice::open_read_only(journal)?);
+        let mut journal: Option<SharedDevice> = None;
+        if let Some(path) = &self.journal_device {
+            let given = journal.insert(Arc::new(FileDevice::open_read_only(path)?));
+            options = options.journal_device(Arc::clone(given));
         }
         match options.open(Arc::clone(device)).map_err(FsError::from) {
             Ok(fs) => {
@@ -182,6 +193,10 @@ impl CheckArgs {
                 let replayed = fs.replayed();
                 found.replayed = replayed.map(|seen| (seen.transactions, seen.fast_commits));
                 let is_pending = found.replayed.is_some() || self.no_replay;
+                if !self.no_replay && (is_pending || journal.is_some()) {
+                    let log = extant_repair::log_damage(Arc::clone(device), journal);
+                    found.log = log.map_err(|error| repair::cannot(&error, &found.name))?;
+                }
                 Ok((Arc::clone(fs.device()), is_pending))
             }
             Err(error @ (FsError::NotExt { .. } | FsError::Unsupported { .. })) => {
@@ -191,8 +206,16 @@ impl CheckArgs {
             Err(
                 error @ (FsError::JournalDeviceMissing { .. }
                 | FsError::WrongJournalDevice { .. }
+                | FsError::ExternalJournal { .. }
                 | FsError::JournalDevice(_)),
-            ) => Err(Failure::from(error).about(&found.name)),
+            ) => {
+                let is_damage = error.family() == Family::Damage;
+                let failure = Failure::from(error).about(&found.name);
+                Err(match is_damage {
+                    true => failure.hint(self.repairs(&found.name)),
+                    false => failure,
+                })
+            }
             // Nor when the device fails, or the system has no room for it.
             Err(error) if error.family() == Family::Device || is_for_want_of_room(&error) => {
                 Err(Failure::from(error).about(&found.name))
@@ -202,6 +225,17 @@ impl CheckArgs {
                 found.unopened = Some(Failure::from(error).message);
                 Ok((Arc::clone(device), false))
             }
+        }
+    }
+
+    /// Which command sets problems right.
+    fn repairs(&self, name: &str) -> String {
+        match &self.journal_device {
+            Some(path) => {
+                let path = escape(path.as_os_str().as_encoded_bytes());
+                format!("extant repair --journal-device {path} {name} sets them right")
+            }
+            None => "extant repair sets them right".into(),
         }
     }
 
@@ -232,6 +266,9 @@ impl CheckArgs {
         if !self.quiet {
             for text in found.unopened.iter() {
                 writeln!(out, "{name}: cannot be opened: {}", escape(text.as_bytes()))?;
+            }
+            for one in &found.log {
+                writeln!(out, "{name}: {}", escape(one.message.as_bytes()))?;
             }
             for problem in &found.report.problems {
                 writeln!(out, "{name}: {}", escape(problem.to_string().as_bytes()))?;
@@ -265,7 +302,10 @@ fn cannot(error: CheckError, name: &str) -> Failure {
 
 impl Found {
     fn is_clean(&self) -> bool {
-        self.unopened.is_none() && self.report.is_clean() && !self.report.is_partial
+        self.unopened.is_none()
+            && self.log.is_empty()
+            && self.report.is_clean()
+            && !self.report.is_partial
     }
 
     /// Tells what the image says of itself, if that is worth knowing.
@@ -284,7 +324,8 @@ impl Found {
     }
 
     fn problems(&self) -> u64 {
-        let named = self.report.problems.len() as u64 + u64::from(self.unopened.is_some());
+        let named = self.report.problems.len() as u64 + self.log.len() as u64;
+        let named = named.saturating_add(u64::from(self.unopened.is_some()));
         named.saturating_add(self.report.dropped)
     }
 
@@ -320,7 +361,7 @@ impl Found {
             _ if self.report.is_partial => {
                 text + "; some blocks cannot be read: extant salvage copies out what can be"
             }
-            _ => text + "; extant repair sets them right",
+            _ => text + "; " + &args.repairs(&self.name),
         }
     }
 
@@ -329,6 +370,7 @@ impl Found {
             .unopened
             .iter()
             .map(|text| json!({"code": "not-openable", "message": text, "severity": "file-system"}))
+            .chain(self.log.iter().map(finding_problem))
             .chain(self.report.problems.iter().map(problem_json))
             .collect();
         let counts = &self.report.counts;
@@ -349,6 +391,20 @@ impl Found {
             })),
         })
     }
+}
+
+/// Something wrong with a log, as a problem.
+fn finding_problem(one: &Fix) -> Value {
+    json!({
+        "code": one.code,
+        "message": one.message,
+        "severity": one.severity.name(),
+        "fix": one.fix,
+        "inode": null,
+        "target": null,
+        "block": null,
+        "group": null,
+    })
 }
 
 fn problem_json(problem: &Problem) -> Value {

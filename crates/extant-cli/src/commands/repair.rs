@@ -3,10 +3,12 @@
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, IsTerminal, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::Args;
-use extant_block::{BlockDevice, SharedDevice};
+use extant_block::{BlockDevice, FileDevice, SharedDevice};
 use extant_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock};
 use extant_repair::{
     Ask, Decision, Fix, Look, Outcome, Preen, RepairError, RepairOptions, UndoError, Yes,
@@ -63,6 +65,9 @@ pub(crate) struct RepairArgs {
     /// The file system is in partition N of the file (GPT or MBR)
     #[arg(long, value_name = "N", conflicts_with = "offset", help_heading = "Image")]
     partition: Option<u32>,
+    /// Device or file with the journal, for an image whose journal is not inside it
+    #[arg(long, value_name = "FILE", help_heading = "Image")]
+    journal_device: Option<PathBuf>,
     #[command(flatten)]
     source: SourceArgs,
     #[command(flatten)]
@@ -151,7 +156,14 @@ pub(crate) fn run(args: &RepairArgs) -> Result<Exit> {
         return Err(Failure::usage("nobody can be asked here")
             .hint("pass -y (yes to everything), -p (what loses nothing) or -n (change nothing)"));
     }
+    if args.undo.is_some() && args.journal_device.is_some() {
+        return Err(Failure::usage(
+            "--undo keeps nothing of a journal device, which is written, too",
+        )
+        .hint("copy the image and the journal device first, and leave --undo out"));
+    }
     let part = args.open(&file, &name)?;
+    let journal = args.open_journal(&file)?;
     let device = SharedDevice::clone(&part.device);
     let look = match args.dry_run {
         true => {
@@ -175,13 +187,14 @@ pub(crate) fn run(args: &RepairArgs) -> Result<Exit> {
         () => &mut terminal,
     };
     let options = RepairOptions { now };
-    let outcome = extant_repair::repair(SharedDevice::clone(&device), &options, ask)
-        .map_err(|error| args.cannot(&error, &name, &device))?;
+    let outcome =
+        extant_repair::repair_both(SharedDevice::clone(&device), journal.clone(), &options, ask)
+            .map_err(|error| args.cannot(&error, &name, &device))?;
     let look = look.filter(|_| !outcome.plan.is_empty());
     let writes = look.is_some();
     if let Some(look) = look {
         part.check(&name)?;
-        args.write(&device, &outcome, look, &name)?;
+        args.write((&device, journal.as_deref()), &outcome, look, &name)?;
     }
     args.show(&outcome, &name, writes)?;
     if let Some(undo) = args.undo.as_ref().filter(|_| !writes) {
@@ -211,10 +224,30 @@ impl RepairArgs {
         Part::of(device, self.offset, self.partition, looks)
     }
 
+    /// Opens the device of the journal, if one was given.
+    fn open_journal(&self, image: &Path) -> Result<Option<SharedDevice>> {
+        let Some(path) = &self.journal_device else { return Ok(None) };
+        let shown = escape(path.as_os_str().as_encoded_bytes());
+        if is_same_file(path, self.source.written(image)) {
+            let message = format!("{shown} is the image itself, and not the device of its journal");
+            return Err(Failure::new(Exit::Refused, message));
+        }
+        if let Some(holder) = in_use::loop_device_of(path).filter(|_| !self.dry_run) {
+            let message = format!("{shown} is in use: the kernel has it as {holder}");
+            return Err(Failure::new(Exit::Refused, message)
+                .hint(format!("detach it (losetup -d {holder}), or give {holder} itself")));
+        }
+        let device = match self.dry_run {
+            true => FileDevice::open_read_only(path)?,
+            false => FileDevice::open_read_write(path)?,
+        };
+        Ok(Some(Arc::new(device)))
+    }
+
     /// Does the writes, while nobody else has the file system.
     fn write(
         &self,
-        device: &SharedDevice,
+        (device, journal): (&SharedDevice, Option<&dyn BlockDevice>),
         outcome: &Outcome,
         look: Look,
         name: &str,
@@ -230,7 +263,7 @@ impl RepairArgs {
             let places = writes.map(|(at, bytes)| (at, bytes.len() as u64));
             let undo = self.undo.as_ref();
             let undo = undo.map(|path| UndoFile::save(below, places, path)).transpose()?;
-            outcome.plan.apply(below).map_err(|error| {
+            outcome.plan.apply_both(below, journal).map_err(|error| {
                 Failure::from(error)
                     .about(name)
                     .hint("the image is marked as in need of a check: repair it again")
@@ -256,6 +289,7 @@ impl RepairArgs {
             () if is_left => Exit::Image,
             // As e2fsck: to bring in the journal is no repair.
             () if outcome.findings.is_empty() => Exit::Success,
+            () if self.dry_run && outcome.findings.iter().all(is_no_damage) => Exit::Success,
             // Nothing was set right yet.
             () if self.dry_run => Exit::Image,
             () => Exit::Partial,
@@ -315,11 +349,21 @@ impl RepairArgs {
             )?,
             () if left > 0 => writeln!(out, "{name}: {found}, {left} left")?,
             () if written => writeln!(out, "{name}: {found}, all set right")?,
+            () if outcome.findings.iter().all(is_no_damage) => writeln!(
+                out,
+                "{name}: clean: what would be written is no damage, which extant check passes over, as e2fsck -n does"
+            )?,
             () => writeln!(out, "{name}: {found}; nothing was changed")?,
         }
         out.flush()?;
         Ok(())
     }
+}
+
+/// Returns whether a finding is no damage by itself, as of an image that was in use when its machine stopped: Linux
+/// writes the totals of the superblock now and then, and neither it nor e2fsck believes them.
+fn is_no_damage(finding: &Fix) -> bool {
+    matches!(finding.code, "superblock-count" | "state")
 }
 
 /// Says that another host is given time to show itself.
@@ -379,6 +423,12 @@ fn finding_json(one: &Fix) -> Value {
     })
 }
 
+/// Returns whether two names are of one file.
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    let id = |path: &Path| std::fs::metadata(path).map(|found| (found.dev(), found.ino()));
+    id(one).is_ok_and(|one| id(other).is_ok_and(|other| one == other))
+}
+
 /// What to do where the journal is on another device and was not brought in.
 pub(crate) fn replay_elsewhere(name: &str) -> String {
     format!(
@@ -387,10 +437,12 @@ pub(crate) fn replay_elsewhere(name: &str) -> String {
     )
 }
 
-fn cannot(error: &RepairError, name: &str) -> Failure {
+pub(crate) fn cannot(error: &RepairError, name: &str) -> Failure {
     let exit = match error {
         RepairError::Features { .. } => Exit::Unsupported,
-        RepairError::InUse { .. } | RepairError::JournalDevice { .. } => Exit::Refused,
+        RepairError::InUse { .. }
+        | RepairError::JournalDevice { .. }
+        | RepairError::OtherJournal { .. } => Exit::Refused,
         RepairError::NoSuperblock
         | RepairError::BadSuperblock(_)
         | RepairError::DeviceTooSmall { .. }
@@ -402,7 +454,13 @@ fn cannot(error: &RepairError, name: &str) -> Failure {
         RepairError::InUse { .. } => {
             failure.hint(format!("if no host uses it: extant tune -E clear_mmp {name}"))
         }
-        RepairError::JournalDevice { .. } => failure.hint(replay_elsewhere(name)),
+        RepairError::JournalDevice { .. } => failure.hint(format!(
+            "extant repair --journal-device FILE {name} brings in what it holds; if it is lost, debugfs -w -R \
+             'feature -needs_recovery' {name} gives that up"
+        )),
+        RepairError::OtherJournal { .. } => failure.hint(format!(
+            "extant info {name} says which journal it has; without --journal-device nothing is brought in"
+        )),
         RepairError::DeviceTooSmall { wanted, .. } => failure.hint(cut_off(name, *wanted)),
         RepairError::System(_) => failure.hint(LIMITS),
         _ => failure,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use clap::Args;
 use extant::BlockSize;
 use extant_block::SharedDevice;
-use extant_salvage::{Damage, Image, Options, SalvageError, Summary, salvage};
+use extant_salvage::{Damage, Image, Options, SalvageError, Summary, Why, salvage};
 use rustix::fs::{self, CWD, Mode};
 use rustix::io::Errno;
 use serde_json::{Map, Value, json};
@@ -196,7 +196,12 @@ fn open_empty(dir: &Path) -> Result<OwnedFd> {
 
 /// Says what is missing of one file.
 fn tell(out: &mut Out, args: &SalvageArgs, name: &str, damage: &Damage) -> std::io::Result<()> {
-    let why = |(why, count): &(extant_salvage::Why, u64)| why.text(*count);
+    let why = |(why, count): &(Why, u64)| match &damage.unverified {
+        Some(blocks) if *why == Why::Unverified => {
+            format!("{}: {}", why.text(*count), blocks.text(*count))
+        }
+        _ => why.text(*count),
+    };
     if args.json {
         let mut object = Map::new();
         object.insert("image".into(), name.into());
@@ -211,6 +216,8 @@ fn tell(out: &mut Out, args: &SalvageArgs, name: &str, damage: &Damage) -> std::
             .map(|one| json!({"code": one.0.code(), "count": one.1, "message": why(one)}))
             .collect();
         object.insert("why".into(), reasons.into());
+        let unverified = damage.unverified.as_ref();
+        object.insert("unverified".into(), unverified.map(|one| one.blocks.clone()).into());
         object.insert("host".into(), damage.host.clone().into());
         return out.json(&Value::Object(object));
     }

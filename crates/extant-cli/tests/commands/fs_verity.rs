@@ -162,3 +162,60 @@ fn damage_of_a_sealed_file_is_told_and_not_copied() {
     place.run(&["check", "a.img"]).succeeds();
     place.run(&["cat", "a.img:/dir/more"]).succeeds();
 }
+
+#[test]
+fn a_salvage_compares_sealed_files_with_their_seals() {
+    let place = Place::new();
+    source(&place);
+    // A tree of two levels, with holes and an end within a block.
+    let sparse = std::fs::File::create(place.path("source/dir/sparse")).unwrap();
+    for block in [0u64, 1, 150, 400] {
+        sparse.write_all_at(&[block as u8 + 1; 4000], block * 4096).unwrap();
+    }
+    place.run(&["build", "a.img", "-q", "--from", "source", "--fs-verity"]).succeeds();
+    let whole = place.run(&["salvage", "a.img", "whole"]).succeeds().out();
+    assert!(whole.contains("all that was found is whole"), "{whole}");
+    let Some(blocks) =
+        support::tool("debugfs", &["-R", "blocks /dir/sparse", "a.img"], place.0.path())
+    else {
+        return;
+    };
+    let blocks = support::text(&blocks);
+    let blocks: Vec<u64> = blocks.split_whitespace().filter_map(|one| one.parse().ok()).collect();
+    // Four blocks of contents; the root of the tree, the four blocks below it, the descriptor.
+    assert_eq!(blocks.len(), 10, "{blocks:?}");
+    let cases: [(usize, u64, &str, &str); 6] = [
+        (1, 9, "1 block is not what its fs-verity seal says: block 1 of 4096 bytes", "unverified"),
+        (3, 3999, "seal says: block 400 of 4096 bytes", "unverified"),
+        (4, 0, "1 block of the hashes of its fs-verity seal is damaged", "seal-tree"),
+        (6, 3, "1 block of the hashes of its fs-verity seal is damaged", "seal-tree"),
+        (9, 0, "its fs-verity seal cannot be read", "seal"),
+        (9, 20, "1 block of the hashes of its fs-verity seal is damaged", "seal-tree"),
+    ];
+    for (number, (block, byte, said, code)) in cases.into_iter().enumerate() {
+        let (image, out) = (format!("b{number}.img"), format!("out{number}"));
+        std::fs::copy(place.path("a.img"), place.path(&image)).unwrap();
+        let file = place.path(&image);
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(file).unwrap();
+        let (at, mut old) = (blocks[block] * 4096 + byte, [0]);
+        file.read_exact_at(&mut old, at).unwrap();
+        file.write_all_at(&[old[0] ^ 1], at).unwrap();
+        let told = place.run(&["salvage", &image, &out]).ends_with(4).out();
+        assert!(told.contains("/dir/sparse") && told.contains(said), "{number}: {told}");
+        assert!(!told.contains("/dir/large"), "{number}: {told}");
+        let told = place.run(&["salvage", "--json", &image, &format!("{out}.json")]).ends_with(4);
+        let one = &told.json_lines()[0];
+        assert_eq!(one["why"][0]["code"], code, "{one}");
+        assert_eq!(one["unverified"].is_array(), code == "unverified", "{one}");
+        // It is there all the same.
+        let read = std::fs::read(place.path(&format!("{out}/dir/sparse"))).unwrap();
+        let host = std::fs::read(place.path("source/dir/sparse")).unwrap();
+        assert_eq!(read == host, code != "unverified", "{number}");
+    }
+    // Where a hole should not be one: a block of contents that the map has no more.
+    let commands = "punch /dir/sparse 150 150";
+    if support::tool("debugfs", &["-w", "-R", commands, "a.img"], place.0.path()).is_some() {
+        let told = place.run(&["salvage", "a.img", "hole"]).ends_with(4).out();
+        assert!(told.contains("seal says: block 150 of 4096 bytes"), "{told}");
+    }
+}

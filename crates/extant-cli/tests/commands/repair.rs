@@ -194,14 +194,14 @@ fn who_may_have_it_by_multi_mount_protection_is_named_and_nothing_is_written() {
     place.run(&["resize", "a.img", "max"]).ends_with(0);
     place.run(&["resize", "a.img", "+32M"]).ends_with(7).complains(&["a check"]).hints(order);
     place.run(&["tune", "-O", "quota", "a.img"]).ends_with(7).complains(&["a check"]).hints(order);
-    place.run(&["repair", "-n", "a.img"]).ends_with(4).complains(&["note", "a check"]);
+    place.run(&["repair", "-n", "a.img"]).succeeds().complains(&["note", "a check"]);
     assert!(place.run(&["check", "a.img"]).err().contains("a check or a conversion"));
     assert!(std::fs::read(place.path("a.img")).unwrap() == before, "nothing was written");
     place.run(&["tune", "--plan", "-E", "clear_mmp", "a.img"]).succeeds();
     place.run(&["tune", "-E", "clear_mmp", "a.img"]).succeeds();
     let told = place.run(&["tune", "-E", "clear_mmp", "a.img"]).succeeds().out();
     assert!(told.contains("is so already"), "{told}");
-    place.run(&["repair", "-n", "a.img"]).ends_with(4);
+    place.run(&["repair", "-n", "a.img"]).succeeds();
 }
 
 #[test]
@@ -255,8 +255,136 @@ fn what_a_journal_on_another_device_holds_is_not_given_up() {
         &["tune", "-O", "^has_journal", "a.img"],
     ] {
         let ran = place.run(words).ends_with(7);
-        ran.complains(&["e97bad5d", "another device"]).hints("extant replay --journal-device");
+        let brings_in = match words[0] {
+            "repair" => "extant repair --journal-device FILE a.img brings in",
+            _ => "extant replay --journal-device",
+        };
+        ran.complains(&["e97bad5d", "another device"]).hints(brings_in);
         assert!(std::fs::read(place.path("a.img")).unwrap() == before, "{words:?}");
     }
     place.run(&["check", "a.img"]).ends_with(7).hints("--journal-device");
+}
+
+/// An image with the journal on a device `j.img`, which holds three transactions; `None`: a tool is missing.
+fn with_journal_elsewhere() -> Option<Place> {
+    let place = Place::new();
+    let here = place.0.path();
+    let made = ["-q", "-F", "-t", "ext4", "-b", "1024", "-O", "^has_journal", "a.img", "16M"];
+    tool("mke2fs", &made, here)?;
+    tool("mke2fs", &["-q", "-F", "-b", "1024", "-O", "journal_dev", "j.img", "4M"], here)?;
+    let uuid = &std::fs::read(place.path("j.img")).unwrap()[1024 + 0x68..][..16];
+    let uuid: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    let uuid = [&uuid[..8], &uuid[8..12], &uuid[12..16], &uuid[16..20], &uuid[20..]].join("-");
+    let mut commands = format!("feature has_journal\nset_super_value journal_uuid {uuid}\n");
+    for number in 0..3u8 {
+        let block = format!("block{number}");
+        std::fs::write(place.path(&block), [number + 1; 1024]).unwrap();
+        commands += &format!("jo -f j.img -c\njw -b {} {block}\njc\n", 9000 + u32::from(number));
+    }
+    std::fs::write(place.path("commands"), commands).unwrap();
+    tool("debugfs", &["-w", "-f", "commands", "a.img"], here)?;
+    Some(place)
+}
+
+/// Where the commit blocks of a log with blocks of 1 KiB are.
+fn commits(log: &[u8]) -> Vec<usize> {
+    let starts = (0..log.len()).step_by(1024);
+    starts.filter(|at| log[*at..].starts_with(&[0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 2])).collect()
+}
+
+#[test]
+fn a_damaged_log_on_another_device_is_checked_and_repaired_with_that_device() {
+    let Some(place) = with_journal_elsewhere() else { return };
+    let mut log = std::fs::read(place.path("j.img")).unwrap();
+    let all = commits(&log);
+    assert_eq!(all.len(), 3, "{all:?}");
+    let given = ["--journal-device", "j.img", "a.img"];
+    let with = |words: &[&str]| place.run(&[words, &given[..]].concat());
+    with(&["check"]).succeeds();
+    with(&["repair", "-n"]).succeeds();
+    // A commit block that is none looks like the end of the log, and one with another checksum is damage.
+    for damage in [&[0u8; 8][..], &[0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 2]] {
+        log[all[1]..][..8].copy_from_slice(damage);
+        log[all[1] + 16] = log[all[1] + 16].wrapping_add(1);
+        std::fs::write(place.path("j.img"), &log).unwrap();
+        let before = std::fs::read(place.path("a.img")).unwrap();
+        let told = with(&["check"]).ends_with(4).out();
+        let repairs = "extant repair --journal-device j.img a.img sets them right";
+        assert!(told.contains("is damaged") && told.contains(repairs), "{told}");
+        let told = with(&["repair", "-n"]).ends_with(4).out();
+        assert!(told.contains("the log is damaged behind 1 transactions"), "{told}");
+        if damage != [0; 8] {
+            with(&["replay"]).ends_with(4).hints("extant repair");
+            place
+                .run(&["mkdir", "--journal-device", "j.img", "a.img:/new"])
+                .ends_with(4)
+                .hints("extant repair --journal-device j.img a.img brings in");
+        }
+        assert!(std::fs::read(place.path("a.img")).unwrap() == before);
+        assert!(std::fs::read(place.path("j.img")).unwrap() == log);
+    }
+    with(&["repair", "-y", "--undo", "u"]).ends_with(2).complains(&["journal device"]);
+    with(&["repair", "-y"]).ends_with(1);
+    with(&["check"]).succeeds();
+    place.run(&["check", "a.img"]).succeeds();
+    with(&["repair", "-n"]).succeeds();
+    let image = std::fs::read(place.path("a.img")).unwrap();
+    assert!(image[9000 << 10..][..1024] == [1; 1024] && image[9001 << 10..][..1024] == [0; 1024]);
+    let fsck = tool("e2fsck", &["-fn", "-j", "j.img", "a.img"], place.0.path());
+    assert!(fsck.is_none_or(|done| done.status.success()));
+    // Both are in use as before.
+    with(&["replay"]).succeeds();
+}
+
+#[test]
+fn what_is_not_the_journal_of_an_image_is_named_by_what_it_is() {
+    let Some(place) = with_journal_elsewhere() else { return };
+    let before = std::fs::read(place.path("a.img")).unwrap();
+    std::fs::write(place.path("noise"), vec![0xa5; 4 << 20]).unwrap();
+    std::fs::write(place.path("short"), [0; 100]).unwrap();
+    place.run(&["mkfs", "-q", "-F", "inside.img", "16M"]).succeeds();
+    let repair =
+        |given: &str, image: &str| place.run(&["repair", "-y", "--journal-device", given, image]);
+    repair("a.img", "a.img").ends_with(7).complains(&["is the image itself"]);
+    repair("inside.img", "a.img").ends_with(7).complains(&["not a journal device"]);
+    repair("noise", "a.img").ends_with(7).complains(&["journal device", "magic"]);
+    repair("short", "a.img").ends_with(8).complains(&["short", "ends at byte 100"]);
+    repair("nowhere", "a.img").ends_with(8).complains(&["nowhere"]);
+    repair("j.img", "inside.img").ends_with(7).complains(&["its journal in inode 8"]);
+    assert!(std::fs::read(place.path("a.img")).unwrap() == before);
+    for words in [&["check", "j.img"][..], &["repair", "-n", "j.img"], &["salvage", "j.img", "o"]] {
+        place.run(words).ends_with(4).complains(&["journal"]).hints("--journal-device");
+    }
+}
+
+/// Linux writes the totals of the superblock now and then; e2fsck -fn names them, and ends with 0.
+#[test]
+fn a_check_and_a_repair_that_changes_nothing_say_the_same() {
+    let place = Place::new();
+    place.run(&["mkfs", "-q", "-F", "-b", "1024", "a.img", "16M"]).succeeds();
+    let set = |commands: &str| {
+        std::fs::write(place.path("commands"), commands).unwrap();
+        tool("debugfs", &["-w", "-f", "commands", "a.img"], place.0.path()).is_some()
+    };
+    if !set("set_super_value free_inodes_count 100\nset_super_value free_blocks_count 100\n") {
+        return;
+    }
+    place.run(&["check", "a.img"]).succeeds();
+    let told = place.run(&["repair", "-n", "a.img"]).succeeds().out();
+    assert!(told.contains("counts 100 free inodes") && told.contains("a.img: clean"), "{told}");
+    let fsck = tool("e2fsck", &["-fn", "a.img"], place.0.path());
+    assert!(fsck.is_none_or(|done| done.status.success()));
+    // Nothing but a log that the superblock knows nothing of.
+    std::fs::write(place.path("block"), [7; 1024]).unwrap();
+    assert!(set("jo -c\njw -b 9000 block\njc\nfeature -needs_recovery\n"));
+    place.run(&["check", "a.img"]).ends_with(4);
+    let told = place.run(&["repair", "-n", "a.img"]).ends_with(4).out();
+    assert!(told.contains("the superblock says that it has none"), "{told}");
+    place.run(&["repair", "-y", "a.img"]).ends_with(1);
+    place.run(&["check", "a.img"]).succeeds();
+    place.run(&["repair", "-n", "a.img"]).succeeds();
+    // Damage is damage also beside totals.
+    assert!(set("set_super_value free_inodes_count 100\nfreei <2>\n"));
+    place.run(&["check", "a.img"]).ends_with(4);
+    place.run(&["repair", "-n", "a.img"]).ends_with(4);
 }

@@ -272,22 +272,23 @@ impl Session<'_> {
                 true => Some(twice::shared(state)),
                 false => None,
             };
-        let misled = match &shared {
-            None => dirs::misled(state, batch),
-            Some(_) => BTreeMap::new(),
-        };
-        let is_misled = |problem: &Problem| {
-            let Problem::SecondParent { dir, ino, .. } = problem else { return false };
-            misled.iter().any(|(first, inodes)| first != dir && inodes.contains(&ino.0))
-                && state.view(*ino).is_some_and(|view| view.dotdot == *dir)
-        };
-        let (gone, batch): (Vec<_>, Vec<_>) =
-            batch.iter().cloned().partition(|problem| is_misled(problem));
-        for (first, inodes) in misled.clone() {
-            let result = dirs::forget(state, first, inodes);
-            self.note(&gone, result)?;
+        let mut misled: BTreeMap<Ino, (BTreeSet<u32>, Vec<Problem>)> = BTreeMap::new();
+        let mut rest = Vec::with_capacity(batch.len());
+        for problem in batch {
+            match dirs::misled(state, problem).filter(|_| shared.is_none()) {
+                Some((first, ino)) => {
+                    let (inodes, problems) = misled.entry(first).or_default();
+                    inodes.insert(ino.0);
+                    problems.push(problem.clone());
+                }
+                None => rest.push(problem.clone()),
+            }
         }
-        for (dir, problems) in Self::by_inode(&batch) {
+        for (first, (inodes, problems)) in misled {
+            let result = dirs::forget(state, first, inodes);
+            self.note(&problems, result)?;
+        }
+        for (dir, problems) in Self::by_inode(&rest) {
             let is_elsewhere = match &shared {
                 Some(Ok(shared)) => twice::lies_in(state, shared, dir),
                 Some(Err(_)) => Ok(true),

@@ -1,5 +1,6 @@
 //! What a damaged log keeps of what was promised, and of what is home.
 
+use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -7,12 +8,13 @@ use extant::MountOptions;
 use extant_block::{BlockDevice, MemoryDevice};
 use extant_format::checksum::crc32c;
 use extant_format::jbd2::JournalSuperblock;
+use extant_repair::log_damage;
 use extant_testkit::{image, oracle, require, tempdir};
 
 use crate::common::{SETS, cut_at, e2fsck, pieces, planned, problems, repaired, sample};
 
 /// Where the blocks of the journal lie that begin as its own of this kind do, with their transactions.
-fn log_blocks(device: &MemoryDevice, kind: u8) -> Vec<(u64, u32)> {
+pub(crate) fn log_blocks(device: &MemoryDevice, kind: u8) -> Vec<(u64, u32)> {
     let mut bytes = vec![0; device.size_bytes() as usize];
     device.read_at(0, &mut bytes).unwrap();
     let mut found = Vec::new();
@@ -24,6 +26,12 @@ fn log_blocks(device: &MemoryDevice, kind: u8) -> Vec<(u64, u32)> {
         }
     }
     found
+}
+
+/// What a check says of the log.
+fn said_of_log(device: &MemoryDevice) -> Vec<String> {
+    let findings = log_damage(Arc::new(device.snapshot()), None).unwrap();
+    findings.into_iter().map(|one| one.message).collect()
 }
 
 /// An image that was left after six files were written and synced, each in a transaction.
@@ -97,7 +105,7 @@ fn a_part_of_the_log_takes_back_nothing_that_is_home() {
 }
 
 /// An image whose journal has fast commits only, for eight files of 5000 bytes; what is home is whole.
-fn left_with_fast_commits(dir: &Path) -> Result<MemoryDevice, String> {
+pub(crate) fn left_with_fast_commits(dir: &Path) -> Result<MemoryDevice, String> {
     let path = dir.join("fast.img");
     oracle::mke2fs(&path, "16M", &["-text4", "-b1024", "-Ofast_commit", "-Jsize=4"])?;
     let device = Arc::new(image::load(&path));
@@ -123,6 +131,7 @@ fn left_with_fast_commits(dir: &Path) -> Result<MemoryDevice, String> {
 fn fast_commits_are_brought_in_once_the_image_is_repaired() {
     let dir = tempdir().unwrap();
     let left = require!(left_with_fast_commits(dir.path()));
+    assert_eq!(said_of_log(&left), Vec::<String>::new());
     // The bitmap of the first group: nothing can be allocated, and nothing be applied.
     let mut place = [0; 4];
     left.read_at(2 * 1024, &mut place).unwrap();
@@ -131,6 +140,7 @@ fn fast_commits_are_brought_in_once_the_image_is_repaired() {
     left.read_at(bitmap, &mut bytes).unwrap();
     bytes.iter_mut().skip(100).for_each(|byte| *byte = 0);
     left.write_at(bitmap, &bytes).unwrap();
+    assert_eq!(said_of_log(&left).len(), 1);
     let outcome = planned(&left).unwrap();
     assert!(outcome.is_clean && outcome.fast_commits > 0, "{:#?}", outcome.findings);
     let said = |text: &str| outcome.findings.iter().any(|one| one.message.contains(text));
@@ -193,6 +203,9 @@ fn fast_commits_of_other_files_stay_beside_one_that_is_damaged() {
     }
     assert!(ranges >= 8 && tails >= 8, "{ranges} ranges, {tails} tails");
     left.write_at(0, &bytes).unwrap();
+    // A mount that only reads does not apply them, and finds nothing.
+    let said = said_of_log(&left);
+    assert!(said.len() == 1 && said[0].contains("cannot be brought in"), "{said:?}");
     let outcome = repaired(&left).unwrap();
     assert!(outcome.is_clean && outcome.fast_commits >= 8, "{:#?}", outcome.findings);
     let said = |text: &str| outcome.findings.iter().any(|one| one.message.starts_with(text));
@@ -218,7 +231,12 @@ fn a_log_that_seems_to_end_takes_back_nothing_that_is_home() {
         left.read_at(place, &mut bytes).unwrap();
         home.write_at(place, &bytes).unwrap();
     }
+    assert_eq!(said_of_log(&home), Vec::<String>::new());
     home.write_at(commits[2].0, &[0; 1024]).unwrap();
+    // A mount takes that for the end of the log.
+    assert!(MountOptions::new().open(home.snapshot()).is_ok());
+    let said = said_of_log(&home);
+    assert!(said.len() == 1 && said[0].contains("and it is not there"), "{said:?}");
     let outcome = repaired(&home).unwrap();
     assert!(outcome.is_clean, "{:#?}", outcome.findings);
     assert_eq!(problems(&home), Vec::<String>::new());
@@ -280,8 +298,12 @@ fn a_damaged_copy_of_what_is_home_takes_nothing_back() {
         device.read_at(copy, &mut bytes).unwrap();
         bytes[1000] ^= 1;
         device.write_at(copy, &bytes).unwrap();
+        // Nothing is lost, but no mount takes it.
+        assert!(MountOptions::new().open(device.snapshot()).is_err());
+        let said = said_of_log(&device);
+        assert!(said.len() == 1 && said[0].contains("is in its place already"), "{said:?}");
         let outcome = repaired(&device).unwrap();
-        assert!(outcome.is_clean, "{:#?}", outcome.findings);
+        assert!(outcome.is_clean && !outcome.findings.is_empty(), "{:#?}", outcome.findings);
         assert_eq!(problems(&device), Vec::<String>::new());
         let fs = MountOptions::new().open(device).unwrap();
         for number in 0..6u8 {
@@ -291,4 +313,30 @@ fn a_damaged_copy_of_what_is_home_takes_nothing_back() {
         copies += 1;
     }
     assert!(copies > 2, "{copies}");
+}
+
+/// The superblock on the device is right, and the later one in the log names a device beside the journal.
+#[test]
+fn a_superblock_in_the_log_that_names_a_journal_device_is_set_right_at_once() {
+    let dir = tempdir().unwrap();
+    let (path, other) = (dir.path().join("one.img"), dir.path().join("other.img"));
+    let block = dir.path().join("block");
+    require!(oracle::mke2fs(&path, "16M", &["-text4", "-b1024", "-Jsize=4"]));
+    fs::copy(&path, &other).unwrap();
+    let uuid = "set_super_value journal_uuid e97bad5d-abd4-4dff-9a4b-2a3c41ac0adf\n";
+    require!(oracle::debugfs(&other, true, uuid));
+    let mut bytes = [0; 1024];
+    image::load(&other).read_at(1024, &mut bytes).unwrap();
+    fs::write(&block, bytes).unwrap();
+    let script = format!("jo -c\njw -b 1 {}\njc\n", block.display());
+    require!(oracle::debugfs(&path, true, &script));
+    let device = image::load(&path);
+    let (before, _) = log_blocks(&device, 4)[0];
+    let outcome = repaired(&device).unwrap();
+    assert!(outcome.is_clean && outcome.transactions == 1, "{:#?}", outcome.findings);
+    assert_eq!(problems(&device), Vec::<String>::new());
+    assert_eq!(e2fsck(&device, dir.path(), false).unwrap(), "");
+    device.read_at(1024, &mut bytes).unwrap();
+    assert_eq!((&bytes[0xd0..0xe0], bytes[0xe0]), (&[0; 16][..], 8));
+    assert_eq!(log_blocks(&device, 4)[0].0, before);
 }
