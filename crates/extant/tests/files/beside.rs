@@ -257,11 +257,15 @@ fn a_write_into_a_hole_that_the_device_takes_long_over_holds_up_nobody_but_its_b
     require!(run());
 }
 
-/// A write or a sync: the number of records before it began, and when it was done.
+/// A write or a sync: the number of records of the device before it began, and when it was done.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     begin: usize,
     end: usize,
+    /// Its place among all beginnings and ends: a write makes no record when it changes the map, so records do not tell
+    /// whether it was done before a sync began.
+    began: u64,
+    ended: u64,
 }
 
 /// What a thread did: to which pieces it wrote which value when, and when it synced.
@@ -291,6 +295,14 @@ fn cut_so_often(arguments: &[&str], points: u64, seed: u64) -> Result<(), String
     }
     fs.sync().unwrap();
     let begin = recording.len();
+    let clock = AtomicU64::new(0);
+    let tick = || clock.fetch_add(1, Ordering::SeqCst);
+    let span = |work: &dyn Fn()| {
+        let (begin, began) = (recording.len(), tick());
+        work();
+        let ended = tick();
+        Span { begin, end: recording.len(), began, ended }
+    };
     let histories = workers("writer", WRITERS, |own| {
         let mut random = Prng::new(seed * 4 + own as u64);
         let mut history = History::default();
@@ -301,14 +313,12 @@ fn cut_so_often(arguments: &[&str], points: u64, seed: u64) -> Result<(), String
             let value = (own as u8) << 6 | round;
             let mut bytes = AlignedBuffer::zeroed(SECTOR as usize);
             bytes.fill(value);
-            let begin = recording.len();
-            file.write_at(&bytes, first * SECTOR).unwrap();
-            let end = recording.len();
-            history.writes.push((pieces, value, Span { begin, end }));
+            let write = || {
+                assert_eq!(file.write_at(&bytes, first * SECTOR).unwrap(), bytes.len());
+            };
+            history.writes.push((pieces, value, span(&write)));
             if random.one_in(8) {
-                let begin = recording.len();
-                file.inode().sync_data().unwrap();
-                history.syncs.push(Span { begin, end: recording.len() });
+                history.syncs.push(span(&|| file.inode().sync_data().unwrap()));
             }
         }
         history
@@ -326,7 +336,7 @@ fn cut_so_often(arguments: &[&str], points: u64, seed: u64) -> Result<(), String
         for (piece, writes) in of_piece.iter().enumerate() {
             // The last one that is durable, and all that may have reached the device.
             let is_durable =
-                |span: &Span| syncs.iter().any(|sync| span.end <= sync.begin && sync.end <= cut);
+                |span: &Span| syncs.iter().any(|sync| span.ended < sync.began && sync.end <= cut);
             let durable = writes.iter().rposition(|(_, span)| is_durable(span));
             let begun = writes.iter().skip(durable.unwrap_or(0));
             let mut allowed: Vec<u8> =
