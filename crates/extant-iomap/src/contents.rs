@@ -488,7 +488,7 @@ mod tests {
         fn decrypt(&self, _: u64, _: &mut [u8]) {}
     }
 
-    /// Its piece is not on the device, and no result says so.
+    /// A piece of such a thread is not on the device, and no result says so.
     #[test]
     #[should_panic(expected = "a thread that encrypts panicked")]
     fn what_a_thread_that_panicked_had_taken_is_not_called_written() {

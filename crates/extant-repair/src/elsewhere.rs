@@ -9,8 +9,8 @@ use extant_format::superblock::Superblock;
 use extant_jbd2::{ExternalJournal, ExternalJournalError, JournalDevice, LogStore};
 
 use crate::draft::Draft;
+use crate::empty_log::new_superblock;
 use crate::error::{Fixed, RepairError, Trouble};
-use crate::journal::new_superblock;
 use crate::state::State;
 
 /// Returns whether the journal of a file system is on a device of its own.

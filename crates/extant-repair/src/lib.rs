@@ -42,6 +42,7 @@ mod descriptors;
 mod dirs;
 mod draft;
 mod elsewhere;
+mod empty_log;
 mod error;
 mod hold;
 mod inodes;

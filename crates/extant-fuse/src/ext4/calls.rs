@@ -100,7 +100,7 @@ impl Server<'_> {
         self.operations.ioctl(caller, node, &asked)
     }
 
-    /// The same, of which the kernel does not pass everything.
+    /// Makes a call like [`ioctl`](Self::ioctl), of which the kernel does not pass everything.
     fn ioctl_at(
         &self,
         node: NodeId,
