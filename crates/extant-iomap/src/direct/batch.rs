@@ -29,16 +29,18 @@ impl<T> QueuedFill<T> {
 
 impl FileCache {
     /// Takes blocks for a write of `range`, if that is whole blocks of one hole, nothing speaks
-    /// against writing there beside others, and the blocks lie together. Otherwise nothing has
-    /// happened. `own` are the ranges that the thread holds, to which this one is added; they are
-    /// held until [`end_fills`](Self::end_fills) has returned, and the content lock, shared, as well.
+    /// against writing there beside others, and the new blocks lie together. Otherwise returns
+    /// `None`, and has taken none. `own` are the ranges that the thread holds, to which this one is
+    /// added; the thread holds them, and the content lock, shared, until
+    /// [`end_fills`](Self::end_fills) has returned.
     pub fn begin_fill<'a, M: Mapper>(
         &'a self,
         mapper: &M,
         range: Range<u64>,
         own: &mut RangeLocks<'a>,
     ) -> Option<QueuedFill<M::Ticket>> {
-        if self.whole_blocks(range.clone()).as_ref() != Some(&range)
+        if mapper.adds_alone()
+            || self.whole_blocks(range.clone()).as_ref() != Some(&range)
             || !self.try_lock_range(range.clone(), own)
             || self.keeps_from_filling(mapper, &range).is_some()
         {

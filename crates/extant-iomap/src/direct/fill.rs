@@ -35,16 +35,15 @@ struct Fill<'a> {
 
 impl FileCache {
     /// Locks the blocks of a range, which is not empty, for a writer that may give them data. The
-    /// caller holds the content lock, shared, and waits for nobody who holds it until it has let
-    /// the range go.
+    /// caller holds the content lock, shared, and must not wait for another holder of that lock
+    /// until it has let the range go.
     fn lock_range(&self, range: Range<u64>) -> RangeLock<'_> {
         self.ranges.lock(self.block_of(range))
     }
 
-    /// Adds the blocks of a range, which is not empty, to those that a thread has locked, unless
-    /// another one has them or waits for them: then it returns false. For writers that give
-    /// unwritten blocks their first data by a queue; they hold them until that is
-    /// [published](Self::publish_queued).
+    /// Adds the blocks of a range, which is not empty, to those that a thread has locked. Returns
+    /// false if another thread has some of them or waits for them. Writers that give blocks their
+    /// first data by a queue hold them until that is [published](Self::publish_queued).
     pub fn try_lock_range<'a>(&'a self, range: Range<u64>, own: &mut RangeLocks<'a>) -> bool {
         own.try_add(&self.ranges, self.block_of(range))
     }
@@ -118,8 +117,6 @@ impl FileCache {
         let is_inside_block = !size.is_multiple_of(1 << self.cache.options.block_log2);
         if mapper.is_staged() || self.has_any(self.block_of(range.clone()), Look::Passing) {
             Some(Alone::Cached)
-        } else if mapper.adds_alone() {
-            Some(Alone::Hole)
         } else if range.start > size && is_inside_block {
             // What lies between the end and the write in the last block has to become zeros.
             Some(Alone::Extends)
@@ -170,6 +167,9 @@ impl FileCache {
         hole: Range<u64>,
         progress: &mut Progress<M::Ticket>,
     ) -> Result<(), Stop> {
+        if mapper.adds_alone() {
+            return Err(Stop::Alone(Alone::Hole));
+        }
         let mut at = hole.start;
         while at < hole.end {
             let mapping = mapper.map(at..hole.end, Intent::Write).map_err(refused)?;

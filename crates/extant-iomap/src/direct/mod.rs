@@ -136,19 +136,21 @@ pub enum DirectOutcome {
     Alone(Alone),
 }
 
-/// Reason why a direct write is exclusive.
+/// Reason why a direct write is exclusive, or, of [`FileCache::plan_overwrite`], why it is no
+/// overwrite.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Alone {
     /// A part of the range is cached, or was cached meanwhile; or all of it has to be, because the
     /// device has other bytes.
     Cached,
-    /// A part of the range has no blocks yet, and the file system adds blocks for one writer at a
-    /// time.
+    /// A part of the range has no blocks yet. Exclusive where the file system adds blocks for one
+    /// writer at a time.
     Hole,
-    /// The write begins behind an end of the file that lies in a block, or ends behind the largest
-    /// size.
+    /// The write ends behind the end of the file, or behind its stored size. Exclusive if it begins
+    /// behind an end that lies in a block, or ends behind the largest size.
     Extends,
-    /// The write covers a part of the unit of alignment.
+    /// The write covers a part of a block without data, or a part of the unit of alignment.
+    /// Exclusive in the second case.
     Parts,
     /// Programs have parts of the file mapped.
     Mapped,

@@ -74,8 +74,8 @@ impl FileCache {
         Ok(DirectOutcome::Done { written: bytes.len(), durable })
     }
 
-    /// Returns the places of an overwrite of `range`, in steps of `unit` bytes, or the reason why
-    /// it must be exclusive. The caller holds the content lock, shared, until the bytes are on the
+    /// Returns the places of an overwrite of `range`, in steps of `unit` bytes, or the reason why a
+    /// write there is more than that. The caller holds the content lock, shared, until the bytes are on the
     /// device, or keeps exclusive holders waiting in another way.
     ///
     /// # Errors
@@ -106,7 +106,7 @@ impl FileCache {
             let is_new = match mapping.kind {
                 Kind::Mapped(_) => false,
                 Kind::Unwritten(_) if !is_whole => return Ok(Err(Alone::Parts)),
-                // Data behind the stored size has to raise it, which an exclusive writer does.
+                // Data behind the stored size has to raise it.
                 Kind::Unwritten(_) if range.end > mapper.stored_size() => {
                     return Ok(Err(Alone::Extends));
                 }

@@ -10,11 +10,12 @@
 //! - J3. Requests that are not a single device operation are done afterwards, one by one, as by
 //!   [`DirectFile::read_at`] and [`DirectFile::write_at`], which also report what is wrong with
 //!   them.
-//! - J4. Whoever writes first data to unwritten blocks, or to new ones, holds their range until it is published; a
-//!   request for blocks that another writer has is done afterwards, because a thread that waited
-//!   for a range might wait for itself.
-//! - J5. Unwritten blocks become written, and new ones come into the map, once the device has completed the whole batch, only for
-//!   the writes that succeeded, and before their results are returned.
+//! - J4. Whoever writes first data to unwritten blocks, or to new ones, holds their range until it is
+//!   published. A request for blocks that another writer has is done afterwards, because whoever
+//!   waited for a range here might wait for a thread that waits for the batch.
+//! - J5. Unwritten blocks become written, and new ones come into the map, once the device has
+//!   completed the whole batch, only for the writes that succeeded, and before their results are
+//!   returned.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -5,48 +5,18 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use extant::{
-    AlignedBuffer, DirectDone, DirectFile, DirectKind, DirectRequest, Fs, MountOptions, NewInode,
-    QueueOptions,
-};
+use extant::{AlignedBuffer, DirectDone, DirectKind, DirectRequest, QueueOptions};
 use extant_block::{
     FaultDevice, FaultPlan, MemoryDevice, OperationKind, RecordingDevice, SharedDevice, Survival,
 };
-use extant_check::CheckOptions;
-use extant_testkit::oracle::{e2fsck, mke2fs};
-use extant_testkit::{Hooked, image, require, tempdir};
+use extant_testkit::{Hooked, require};
+
+use crate::beside::{after_a_cut, create, make, mount};
 
 const BLOCK: u64 = 4096;
 
 fn fresh() -> Result<MemoryDevice, String> {
-    let dir = tempdir().map_err(|error| error.to_string())?;
-    let path = dir.path().join("image");
-    mke2fs(&path, "32M", &["-t", "ext4", "-b", "4096"])?;
-    Ok(image::load(&path))
-}
-
-fn mount(device: SharedDevice) -> Fs {
-    let options = MountOptions::new().read_only(false).background(false).seed(1);
-    options.open_shared(device).unwrap()
-}
-
-fn create(fs: &Fs) -> DirectFile {
-    fs.create("/file", &NewInode::root(0o644)).unwrap().direct().unwrap()
-}
-
-/// What `/file` holds for who mounts what is on the device now; both checkers find nothing there.
-fn after_a_cut(device: &MemoryDevice) -> Result<Vec<u8>, String> {
-    let device = Arc::new(device.snapshot());
-    let fs = mount(Arc::clone(&device) as SharedDevice);
-    let contents = fs.read("/file").unwrap();
-    fs.unmount().unwrap();
-    let report = extant_check::check(&*device, &CheckOptions::default()).unwrap();
-    assert!(report.is_clean(), "{:#?}", report.problems);
-    let dir = tempdir().map_err(|error| error.to_string())?;
-    let path = dir.path().join("image");
-    image::save(&device, &path);
-    e2fsck(&path)?.assert_clean();
-    Ok(contents)
+    make("32M", &["-t", "ext4", "-b", "4096"])
 }
 
 fn write(offset: u64, len: u64, value: u8, synced: bool) -> DirectRequest {

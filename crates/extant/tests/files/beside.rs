@@ -26,25 +26,25 @@ const LAYOUTS: &[&[&str]] = &[
     &["-t", "ext3", "-b", "1024"],
 ];
 
-fn make(size: &str, arguments: &[&str]) -> Result<MemoryDevice, String> {
+pub(crate) fn make(size: &str, arguments: &[&str]) -> Result<MemoryDevice, String> {
     let dir = tempdir().map_err(|error| error.to_string())?;
     let path = dir.path().join("image");
     mke2fs(&path, size, arguments)?;
     Ok(image::load(&path))
 }
 
-fn mount(device: SharedDevice) -> Fs {
+pub(crate) fn mount(device: SharedDevice) -> Fs {
     let clock = Arc::new(FixedClock::at(1_700_000_000, 0));
     let options = MountOptions::new().read_only(false).background(false).seed(1).clock(clock);
     options.open_shared(device).unwrap()
 }
 
-fn create(fs: &Fs) -> DirectFile {
+pub(crate) fn create(fs: &Fs) -> DirectFile {
     fs.create("/file", &NewInode::root(0o644)).unwrap().direct().unwrap()
 }
 
 /// What `/file` holds for who mounts what is on the device now; both checkers find nothing there.
-fn after_a_cut(device: &MemoryDevice) -> Result<Vec<u8>, String> {
+pub(crate) fn after_a_cut(device: &MemoryDevice) -> Result<Vec<u8>, String> {
     let device = Arc::new(device.snapshot());
     let fs = mount(Arc::clone(&device) as SharedDevice);
     let contents = fs.read("/file").unwrap();
@@ -89,7 +89,15 @@ fn pieces_of_blocks_by_four_threads_are_all_there_in_every_layout() {
             while !left.is_empty() {
                 let piece = left.swap_remove(random.below(left.len() as u64) as usize);
                 bytes.fill(piece as u8 | 1);
-                assert_eq!(file.write_at(&bytes, piece * SECTOR).unwrap(), bytes.len());
+                // Some go through the cache, so that the others meet what is dirty, or being written back.
+                let written = match random.below(8) {
+                    0 => file.inode().write_at(&bytes, piece * SECTOR),
+                    _ => file.write_at(&bytes, piece * SECTOR),
+                };
+                assert_eq!(written.unwrap(), bytes.len());
+                if random.one_in(40) {
+                    fs.sync().unwrap();
+                }
                 // What is written stays, whatever the others do to its block.
                 if random.one_in(4) {
                     let mut seen = AlignedBuffer::zeroed(SECTOR as usize);
@@ -116,6 +124,68 @@ fn pieces_of_blocks_by_four_threads_are_all_there_in_every_layout() {
     for arguments in LAYOUTS {
         require!(run(arguments));
     }
+}
+
+#[test]
+fn blocks_that_are_there_without_data_get_it_beside_others_with_clusters_too() {
+    let run = |arguments: &[&str]| {
+        let device = Arc::new(make("32M", arguments)?);
+        let fs = mount(Arc::clone(&device) as SharedDevice);
+        let file = create(&fs);
+        let how = Fallocate::Allocate { keep_size: false };
+        file.inode().fallocate(how, 0..64 * 4096).unwrap();
+        file.inode().sync().unwrap();
+        let mut bytes = AlignedBuffer::zeroed(4096);
+        bytes.fill(5);
+        file.write_at(&bytes, 7 * 4096).unwrap();
+        file.write_at(&bytes[..512], 9 * 4096 + 512).unwrap();
+        let stats = fs.io_stats().unwrap();
+        assert_eq!((stats.direct_conversions, stats.direct_alone_hole), (2, 0), "{arguments:?}");
+        file.inode().sync().unwrap();
+        let contents = after_a_cut(&device)?;
+        let written: usize = contents.iter().filter(|byte| **byte == 5).count();
+        assert_eq!((contents.len(), written), (64 * 4096, 4096 + 512));
+        drop(file);
+        fs.unmount().unwrap();
+        after_a_cut(&device).map(drop)
+    };
+    for arguments in [LAYOUTS[0], LAYOUTS[2]] {
+        require!(run(arguments));
+    }
+}
+
+#[test]
+fn a_file_that_is_removed_meanwhile_takes_writes_and_leaves_nothing() {
+    let run = || {
+        let device = Arc::new(make("32M", LAYOUTS[0])?);
+        let fs = mount(Arc::clone(&device) as SharedDevice);
+        fs.write("/file", [7; 10]).unwrap();
+        fs.sync().unwrap();
+        let free = fs.statfs().unwrap().blocks_free;
+        let file = fs.create("/gone", &NewInode::root(0o644)).unwrap().direct().unwrap();
+        workers("writer", WRITERS, |own| {
+            let mut bytes = AlignedBuffer::zeroed(4096);
+            bytes.fill(own as u8 + 1);
+            for round in 0..200 {
+                let block = round * WRITERS as u64 + own as u64;
+                assert_eq!(file.write_at(&bytes, block * 4096).unwrap(), 4096);
+                if (own, round) == (0, 100) {
+                    fs.remove_file("/gone").unwrap();
+                    fs.sync().unwrap();
+                }
+            }
+        })
+        .unwrap();
+        assert_eq!(file.inode().size(), 200 * WRITERS as u64 * 4096);
+        // A mount after a cut finishes what the last handle has not.
+        assert!(after_a_cut(&device)? == [7; 10]);
+        drop(file);
+        fs.sync().unwrap();
+        assert_eq!(fs.statfs().unwrap().blocks_free, free);
+        fs.unmount().unwrap();
+        after_a_cut(&device).map(drop)
+    };
+    require!(run());
 }
 
 #[test]
@@ -268,10 +338,10 @@ struct Span {
     ended: u64,
 }
 
-/// What a thread did: to which pieces it wrote which value when, and when it synced.
+/// What a thread did: to which piece it wrote which value when, and when it synced.
 #[derive(Default)]
 struct History {
-    writes: Vec<(std::ops::Range<u64>, u8, Span)>,
+    writes: Vec<(u64, u8, Span)>,
     syncs: Vec<Span>,
 }
 
@@ -308,15 +378,14 @@ fn cut_so_often(arguments: &[&str], points: u64, seed: u64) -> Result<(), String
         let mut history = History::default();
         for round in 1..40u8 {
             // Neighbouring pieces of one block belong to different threads.
-            let first = random.below(PIECES / 4) * 4 + own as u64;
-            let pieces = first..first + 1;
+            let piece = random.below(PIECES / 4) * 4 + own as u64;
             let value = (own as u8) << 6 | round;
             let mut bytes = AlignedBuffer::zeroed(SECTOR as usize);
             bytes.fill(value);
             let write = || {
-                assert_eq!(file.write_at(&bytes, first * SECTOR).unwrap(), bytes.len());
+                assert_eq!(file.write_at(&bytes, piece * SECTOR).unwrap(), bytes.len());
             };
-            history.writes.push((pieces, value, span(&write)));
+            history.writes.push((piece, value, span(&write)));
             if random.one_in(8) {
                 history.syncs.push(span(&|| file.inode().sync_data().unwrap()));
             }
@@ -326,8 +395,8 @@ fn cut_so_often(arguments: &[&str], points: u64, seed: u64) -> Result<(), String
     .unwrap();
     let syncs: Vec<Span> = histories.iter().flat_map(|history| history.syncs.clone()).collect();
     let mut of_piece: Vec<Vec<(u8, Span)>> = vec![Vec::new(); PIECES as usize];
-    for (pieces, value, span) in histories.iter().flat_map(|history| &history.writes) {
-        pieces.clone().for_each(|piece| of_piece[piece as usize].push((*value, *span)));
+    for (piece, value, span) in histories.iter().flat_map(|history| &history.writes) {
+        of_piece[*piece as usize].push((*value, *span));
     }
     let mut random = Prng::new(seed);
     for _ in 0..points {
