@@ -126,6 +126,12 @@ impl<'a> RangeLocks<'a> {
         RangeLocks::default()
     }
 
+    /// Returns whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Adds the parts of a range that are not among them, if nobody else has any or waits for one.
     /// Otherwise returns false, and may have added some.
     pub(crate) fn try_add(&mut self, ranges: &'a Ranges, range: Range<u64>) -> bool {

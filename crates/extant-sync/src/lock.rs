@@ -249,6 +249,11 @@ impl<T: ?Sized> RwLock<T> {
         self.inner.try_write().map(|guard| RwLockWriteGuard { guard, _token: token })
     }
 
+    /// Returns whether a thread has exclusive access, or waits for it while others have shared access.
+    pub fn is_wanted_exclusively(&self) -> bool {
+        self.inner.is_locked_exclusive()
+    }
+
     /// Returns the value without locking: an exclusive borrow proves that no other thread has
     /// access.
     pub fn get_mut(&mut self) -> &mut T {
@@ -309,6 +314,22 @@ mod tests {
                 let _b = second.try_lock();
             }));
         }
+    }
+
+    #[test]
+    fn a_holder_with_others_sees_that_somebody_wants_to_be_alone() {
+        let lock = RwLock::new(Rank::Leaf, ());
+        let shared = lock.read();
+        assert!(!lock.is_wanted_exclusively());
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| drop(lock.write()));
+            while !lock.is_wanted_exclusively() {
+                std::thread::yield_now();
+            }
+            drop(shared);
+            waiter.join().unwrap();
+        });
+        assert!(!lock.is_wanted_exclusively());
     }
 
     #[test]

@@ -13,6 +13,9 @@ impl FileCache {
     /// [`DirectOutcome::Alone`] when the write must be exclusive, or must be repeated so:
     /// [`write_direct`](Self::write_direct) then does all of it.
     ///
+    /// `depart` is called before an overwrite of data goes to the device: instead of the content
+    /// lock, the caller may then keep waiting who would change these blocks' places or contents.
+    ///
     /// # Errors
     ///
     /// Those of the mapper, and of the device while it writes over data; the blocks hold the old
@@ -29,10 +32,14 @@ impl FileCache {
         offset: u64,
         bytes: &[u8],
         how: DirectOptions,
+        depart: impl FnOnce(),
     ) -> Result<DirectOutcome, M::Error> {
         let range = offset..offset.saturating_add(bytes.len() as u64);
         match self.plan_overwrite(mapper, range, how.unit)? {
-            Ok(plan) if plan.is_plain() => self.overwrite(mapper, plan, bytes, how),
+            Ok(plan) if plan.is_plain() => {
+                depart();
+                self.overwrite(mapper, plan, bytes, how)
+            }
             Ok(_) | Err(Alone::Hole | Alone::Extends | Alone::Parts) => {
                 self.fill_shared(mapper, offset, bytes, how.unit)
             }

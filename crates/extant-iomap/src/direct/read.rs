@@ -14,6 +14,10 @@ impl FileCache {
     /// Reads like [`read`](Self::read) without making folios: data that is not cached comes from
     /// the device into `out`. The caller holds the content lock, shared.
     ///
+    /// `depart` is called before a range that lies on the device in one run is read: instead of the
+    /// content lock, the caller may then keep waiting who would change these blocks' places or
+    /// contents.
+    ///
     /// # Errors
     ///
     /// As [`read`](Self::read).
@@ -26,6 +30,7 @@ impl FileCache {
         mapper: &M,
         offset: u64,
         out: &mut [u8],
+        depart: impl FnOnce(),
     ) -> Result<usize, M::Error>
     where
         M::Error: From<CacheError>,
@@ -34,6 +39,17 @@ impl FileCache {
             return self.read(mapper, offset, out); // E4.
         }
         let wanted = len_inside(mapper, offset, out.len());
+        let range = offset..offset + wanted as u64;
+        if wanted > 0
+            && let Some(from) = self.stored_in_one(mapper, range)?
+        {
+            let contents = mapper.contents()?;
+            depart();
+            contents.read_at(offset, from, &mut out[..wanted])?;
+            self.cache.counters.direct_reads.add(1);
+            self.cache.counters.bytes_read_direct.add(wanted as u64);
+            return Ok(wanted);
+        }
         let mut done = 0;
         while done < wanted {
             let at = offset + done as u64;
@@ -79,6 +95,22 @@ impl FileCache {
             at = end;
         }
         Ok(Some(runs))
+    }
+
+    /// Returns the device address of `range`, if it lies there in one run and no folio has any of it.
+    fn stored_in_one<M: Mapper>(
+        &self,
+        mapper: &M,
+        range: Range<u64>,
+    ) -> Result<Option<u64>, M::Error> {
+        // This precedes the request to the mapper, as in every reader: see `read_absent`.
+        if !self.is_free(range.clone()) {
+            return Ok(None);
+        }
+        let ask = range.start..range.end.max(range.start.saturating_add(ASK));
+        let mapping = self.mapping(mapper, ask, Intent::Read)?;
+        let is_whole = matches!(mapping.kind, Kind::Mapped(_)) && mapping.end() >= range.end;
+        Ok(mapping.address_of(range.start).filter(|_| is_whole))
     }
 
     /// Counts a read of runs returned by [`stored_at`](Self::stored_at).

@@ -12,7 +12,7 @@ use super::io::{WriteAsk, check_changeable};
 use super::{FileMapper, WriteBy};
 use crate::error::{FsError, Result};
 use crate::inode::Inode;
-use crate::node::FileState;
+use crate::node::{Content, FileState};
 
 /// Limit of the pieces of a range that [`with_stored`](Inode::with_stored) passes on.
 const PIECES_MOST: usize = 16;
@@ -34,12 +34,18 @@ impl Inode {
         if !self.volume().is_writable() {
             return self.fs().view(self.node()).read_range(offset, out);
         }
-        let node = self.node();
-        let content = node.content.read();
+        let (node, spans) = (self.node(), self.volume().writer()?.spans());
+        let mut content = Some(node.content.read());
+        let mut under_way = None;
+        let range = offset..offset.saturating_add(out.len() as u64);
+        let depart = || {
+            let operation = node.content.under_way(spans, &range);
+            under_way = content.take().map(|guard| (operation, Content::stand_in(guard)));
+        };
         let read = self
             .fs()
-            .with_mapper(node, |mapper| mapper.file.cache.read_direct(mapper, offset, out));
-        drop(content);
+            .with_mapper(node, |mapper| mapper.file.cache.read_direct(mapper, offset, out, depart));
+        drop((content, under_way));
         self.was_read();
         read
     }
@@ -82,18 +88,21 @@ impl Inode {
         self.check_contents()?;
         self.volume().writer()?;
         let Some((file, start)) = self.volume().device().as_file() else { return Ok(false) };
-        let node = self.node();
-        let _content = node.content.read();
+        let (node, spans) = (self.node(), self.volume().writer()?.spans());
+        let content = node.content.read();
         self.fs().with_mapper(node, |mapper| {
             let range = range.start..range.end.min(mapper.file.size());
             if range.is_empty() {
                 return Ok(false);
             }
-            let Some(mut runs) = mapper.file.cache.stored_at(mapper, range, PIECES_MOST)? else {
+            let Some(mut runs) = mapper.file.cache.stored_at(mapper, range.clone(), PIECES_MOST)?
+            else {
                 return Ok(false);
             };
             // The device is shorter than 2^63 bytes, and so are sums.
             runs.iter_mut().for_each(|(at, _)| *at = at.saturating_add(start));
+            let _under_way = node.content.under_way(spans, &range);
+            let _hold = Content::stand_in(content);
             let is_read = look(file, &runs);
             if is_read {
                 mapper.file.cache.count_read(&runs);
@@ -173,7 +182,9 @@ impl Inode {
         let outcome = match self.keeps_from_sharing(file, by, end) {
             Some(alone) => DirectOutcome::Alone(alone),
             None => fs.change(|| {
-                let _content = node.content.read();
+                let spans = self.volume().writer()?.spans();
+                let mut content = Some(node.content.read());
+                let mut under_way = None;
                 // This is asked again, because it may have changed before the lock was taken.
                 if let Some(alone) = self.keeps_from_sharing(file, by, end) {
                     return Ok(DirectOutcome::Alone(alone));
@@ -182,7 +193,12 @@ impl Inode {
                     check_changeable(node.ino(), node.gist().flags)?;
                 }
                 let mapper = FileMapper { fs, node, file };
-                let outcome = file.cache.write_direct_shared(&mapper, offset, bytes, how)?;
+                let depart = || {
+                    let operation = node.content.under_way(spans, &(offset..end));
+                    under_way = content.take().map(|guard| (operation, Content::stand_in(guard)));
+                };
+                let outcome =
+                    file.cache.write_direct_shared(&mapper, offset, bytes, how, depart)?;
                 if matches!(outcome, DirectOutcome::Done { .. }) && by != WriteBy::Cache {
                     file.touch(self.volume().writer()?.now());
                     fs.note_dirty(node, file);

@@ -24,13 +24,14 @@ use extant_iomap::Queued;
 
 use super::{FileMapper, WriteBy, check_changeable};
 use crate::inode::Inode;
-use crate::node::Drive;
+use crate::node::{Drive, Span};
 
 /// A direct operation under way; it counts until this is dropped (W2).
 #[must_use = "it is over when this is dropped"]
 pub(crate) struct Departed {
     inode: Inode,
     range: Range<u64>,
+    span: Option<Span>,
     /// Address of the first byte on the device.
     address: u64,
     writes: bool,
@@ -89,11 +90,11 @@ impl Inode {
         }
         let airspace = node.content.airspace();
         airspace.enlist(driver);
-        airspace.begin();
+        let span = airspace.begin_at(writer.spans(), &range);
         if writes {
             writer.overwrites().begin();
         }
-        let departed = Departed { inode: self.clone(), range, address, writes };
+        let departed = Departed { inode: self.clone(), range, span, address, writes };
         // The end of a mount does not wait for threads. Who counts first (sequentially consistent)
         // and then looks is waited for, or sees that the mount has ended.
         (!writer.is_closed()).then_some(departed)
@@ -145,10 +146,10 @@ impl Departed {
 impl Drop for Departed {
     fn drop(&mut self) {
         let node = self.inode.node();
-        node.content.airspace().end();
-        if self.writes
-            && let Ok(writer) = self.inode.volume().writer()
-        {
+        // It departed from a mount that has one.
+        let Ok(writer) = self.inode.volume().writer() else { return };
+        node.content.airspace().end_at(writer.spans(), self.span);
+        if self.writes {
             writer.overwrites().end();
         }
     }

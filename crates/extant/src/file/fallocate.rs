@@ -28,6 +28,7 @@ use extant_format::extent::{Extent, ExtentState, UNWRITTEN_LEN_MAX};
 use extant_format::features::Compat;
 use extant_format::inode::{FileKind, InodeFlags};
 use extant_iomap::KeptOut;
+use extant_sync::RwLockWriteGuard;
 
 use super::{FileMapper, WriteBy};
 use crate::alloc::{BlockAsk, Purpose, Run};
@@ -132,11 +133,27 @@ impl Inode {
         let fs = self.fs();
         let _turn = fs.balance_dirty(self.ino(), 0)?;
         fs.change(|| {
-            let _content = self.node().content.write();
+            let _content = self.keep_out_of(moves, &range)?;
             fs.with_mapper(self.node(), |mapper| {
                 Change { inode: self, mapper, is_crowded: Cell::new(false) }.run(by, mode, &range)
             })
         })
+    }
+
+    /// Takes the content lock exclusively, for a change of a range. Direct I/O outside of the range
+    /// goes on, unless the blocks behind it move.
+    fn keep_out_of(&self, moves: bool, range: &Range<u64>) -> Result<RwLockWriteGuard<'_, ()>> {
+        let (content, volume) = (&self.node().content, self.volume());
+        if moves {
+            return Ok(content.write());
+        }
+        let (spans, block) = (volume.writer()?.spans(), volume.block_size().bytes().into());
+        Ok(content.write_part(spans, block, || {
+            // When the file grows, what is behind its end in the last block becomes zeros.
+            let size = self.node().size();
+            let start = if range.end > size { range.start.min(size) } else { range.start };
+            start..range.end
+        }))
     }
 }
 

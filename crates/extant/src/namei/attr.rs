@@ -8,6 +8,7 @@ use extant_format::features::RoCompat;
 use extant_format::inode::{FileKind, InodeFlags};
 use extant_format::time::Timestamp;
 use extant_format::xattr as format;
+use extant_sync::RwLockWriteGuard;
 
 use crate::error::{FsError, Result};
 use crate::fast::Refusal;
@@ -180,7 +181,7 @@ impl Inode {
     pub fn set_attributes(&self, changes: &SetAttributes) -> Result<()> {
         self.fs().change(|| {
             let node = self.node();
-            let _content = node.content.write();
+            let _content = self.keep_out_for(changes)?;
             self.check_changes(changes)?;
             if changes.size.is_some() {
                 self.check_key()?;
@@ -218,6 +219,20 @@ impl Inode {
                 false => apply(),
             }
         })
+    }
+
+    /// Takes the content lock exclusively, for changes of attributes. Direct I/O in parts of the file
+    /// that stay goes on, unless flags say how data is written.
+    fn keep_out_for(&self, changes: &SetAttributes) -> Result<RwLockWriteGuard<'_, ()>> {
+        let (node, volume) = (self.node(), self.volume());
+        if changes.flags.is_some() {
+            return Ok(node.content.write());
+        }
+        let (spans, block) = (volume.writer()?.spans(), volume.block_size().bytes().into());
+        Ok(node.content.write_part(spans, block, || match changes.size {
+            Some(size) => size.min(node.size())..u64::MAX,
+            None => 0..0,
+        }))
     }
 
     /// Sets the size of a regular file; bytes behind the old end read as zeros. Errors and cost as

@@ -1,25 +1,38 @@
-//! The content lock of an inode, together with direct operations under way that belong to no
-//! thread.
+//! The content lock of an inode, together with direct operations under way, which do not hold it.
 //!
 //! # Place
 //!
-//! Below: `extant-sync`. Above: `node`, whose every inode has one; `file/direct_now`, which begins
-//! and ends such operations; `ring/lane`, which gives them to the device.
+//! Below: `extant-sync`. Above: `node`, whose every inode has one; `file/direct` and its
+//! neighbours, which begin and end such operations; `ring/lane`, which gives some to the device.
 //!
 //! # Rules
 //!
-//! - Y1. A direct operation of a lane begins under the lock, shared, and then counts instead of the
-//!   guard. Whoever takes the lock exclusively waits for it, and none begins meanwhile.
+//! - Y1. A direct read or overwrite begins under the lock, shared, and then counts instead of the
+//!   guard, with its range. Whoever takes the lock exclusively waits for it, and none begins
+//!   meanwhile. Who changes a part of the file only ([`Content::write_part`]) waits for those in
+//!   that part.
 //! - Y2. Whoever waits drives: it takes completions from the device itself, because the thread that
 //!   would otherwise take them may be the one that waits (P40).
+//! - Y3. A thread with an operation under way takes no content lock, except by trying: who has it
+//!   may wait for that operation.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use extant_base::sabotage;
-use extant_sync::{Mutex, Rank, RwLock, RwLockReadGuard, RwLockWriteGuard, check_may_wait};
+use extant_sync::{Hold, Mutex, Rank, RwLock, RwLockReadGuard, RwLockWriteGuard, check_may_wait};
 
 use super::flights::Flights;
+use super::spans::{self, Span};
+
+/// Pages of the cache, in bytes.
+const PAGE_BYTES: u64 = 4096;
+/// Number of ranges that are listed at once, in 12 KiB.
+const SPANS: usize = 512;
+
+/// The ranges of direct operations in all files of a mount.
+pub(crate) type Spans = spans::Spans<SPANS>;
 
 /// Somebody who has operations at the device.
 pub(crate) trait Drive: Send + Sync {
@@ -36,12 +49,15 @@ pub(crate) struct Airspace {
     /// Address of the driver that was enlisted last, which is in the list, so that no other one has
     /// that address.
     last: AtomicUsize,
+    /// Number of operations that are not among the listed ranges.
+    unlisted: AtomicUsize,
 }
 
 impl Airspace {
     pub(crate) fn new() -> Airspace {
         let drivers = Mutex::new(Rank::Leaf, Vec::new());
-        Airspace { flights: Flights::new(), drivers, last: AtomicUsize::new(0) }
+        let (last, unlisted) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Airspace { flights: Flights::new(), drivers, last, unlisted }
     }
 
     /// Makes a driver known, before an operation of it begins here.
@@ -69,6 +85,32 @@ impl Airspace {
         self.flights.end();
     }
 
+    /// Counts an operation on a range of a file, whose content lock the caller holds, shared.
+    pub(crate) fn begin_at(&self, spans: &Spans, range: &Range<u64>) -> Option<Span> {
+        let span = spans.list(self.owner(), range);
+        if span.is_none() {
+            self.unlisted.fetch_add(1, Ordering::Relaxed);
+        }
+        self.begin();
+        span
+    }
+
+    /// Counts an operation down that [`begin_at`](Self::begin_at) has counted.
+    pub(crate) fn end_at(&self, spans: &Spans, span: Option<Span>) {
+        match span {
+            Some(span) => spans.leave(span),
+            None => {
+                self.unlisted.fetch_sub(1, Ordering::Release);
+            }
+        }
+        self.end();
+    }
+
+    /// Returns what stands for this in the table of ranges.
+    fn owner(&self) -> u64 {
+        std::ptr::from_ref(self).addr() as u64
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.flights.is_empty()
     }
@@ -76,16 +118,45 @@ impl Airspace {
     /// Waits until no operation is under way, and drives those that are (Y2). The caller keeps new
     /// ones from beginning.
     pub(crate) fn settle(&self) {
-        if self.is_empty() || sabotage("extant.content.flights-not-awaited") {
+        self.settle_those(|| !self.is_empty());
+    }
+
+    /// Waits like [`settle`](Self::settle), for operations in a part of the range only.
+    fn settle_in(&self, spans: &Spans, range: &Range<u64>) {
+        if sabotage("extant.content.part-not-awaited") {
+            return;
+        }
+        self.settle_those(|| {
+            self.unlisted.load(Ordering::Acquire) > 0 || spans.has_any(self.owner(), range)
+        });
+    }
+
+    fn settle_those(&self, concerns: impl Fn() -> bool) {
+        if self.is_empty() || !concerns() || sabotage("extant.content.flights-not-awaited") {
             return;
         }
         check_may_wait("direct operations under way");
         let drivers: Vec<Arc<dyn Drive>> =
             self.drivers.lock().iter().filter_map(Weak::upgrade).collect();
         for driver in drivers {
-            driver.drive(&|| self.is_empty());
+            driver.drive(&|| !concerns());
         }
-        self.flights.wait();
+        self.flights.wait_for(concerns);
+    }
+}
+
+/// A direct operation of this thread under way; it counts until this is dropped (Y1). The thread
+/// takes no content lock meanwhile (Y3).
+#[must_use = "it is over when this is dropped"]
+pub(crate) struct UnderWay<'a> {
+    airspace: &'a Airspace,
+    spans: &'a Spans,
+    span: Option<Span>,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.airspace.end_at(self.spans, self.span);
     }
 }
 
@@ -125,6 +196,46 @@ impl Content {
         guard
     }
 
+    /// Waits for exclusive access, and for the direct operations under way in the blocks of the range
+    /// that `part` returns when the lock is held (Y1). The caller changes nothing of the file's
+    /// contents and their places outside of these blocks.
+    #[track_caller]
+    pub(crate) fn write_part(
+        &self,
+        spans: &Spans,
+        block_bytes: u64,
+        part: impl FnOnce() -> Range<u64>,
+    ) -> RwLockWriteGuard<'_, ()> {
+        let guard = self.lock.write();
+        if let Some(airspace) = self.airspace.get() {
+            // What is zeroed at the ends, in the cache, may be whole pages.
+            let (part, unit) = (part(), block_bytes.max(PAGE_BYTES));
+            let end = part.end.checked_next_multiple_of(unit).unwrap_or(u64::MAX);
+            airspace.settle_in(spans, &(part.start / unit * unit..end));
+        }
+        guard
+    }
+
+    /// Begins a direct operation of this thread on `range` (Y1). The caller holds the lock, shared, and
+    /// may give it up for a [`stand_in`](Self::stand_in).
+    pub(crate) fn under_way<'a>(&'a self, spans: &'a Spans, range: &Range<u64>) -> UnderWay<'a> {
+        let airspace = self.airspace();
+        UnderWay { airspace, spans, span: airspace.begin_at(spans, range) }
+    }
+
+    /// Gives up shared access, and keeps this thread from taking the lock again until the result is
+    /// dropped (Y3).
+    #[track_caller]
+    pub(crate) fn stand_in(guard: RwLockReadGuard<'_, ()>) -> Hold {
+        drop(guard);
+        Hold::new(Rank::InodeContent)
+    }
+
+    /// Returns whether a thread waits for exclusive access, or has it.
+    pub(crate) fn is_wanted_exclusively(&self) -> bool {
+        self.lock.is_wanted_exclusively()
+    }
+
     /// Takes exclusive access if it is free now and no direct operation is under way.
     #[track_caller]
     pub(crate) fn try_write(&self) -> Option<RwLockWriteGuard<'_, ()>> {
@@ -136,5 +247,74 @@ impl Content {
     /// Returns the operations under way; made if there were none before.
     pub(crate) fn airspace(&self) -> &Airspace {
         self.airspace.get_or_init(|| Box::new(Airspace::new()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::time::Duration;
+
+    use extant_sync::threads::scope;
+    use extant_sync::{Clock, SystemClock};
+
+    use super::*;
+
+    #[test]
+    fn what_finds_no_place_in_the_table_is_waited_for_wherever_it_is() {
+        let (content, spans) = (Content::new(1), Spans::new());
+        let begin = |at: u64| content.under_way(&spans, &(at..at + 1));
+        let guard = content.read();
+        // More than the table has places.
+        let many: Vec<UnderWay<'_>> = (0..SPANS as u64 + 1).map(|at| begin(at << 9)).collect();
+        drop(guard);
+        let airspace = content.airspace();
+        assert!(airspace.unlisted.load(Ordering::Relaxed) > 0);
+        assert!(!airspace.is_empty());
+        drop(many);
+        assert!(airspace.is_empty() && airspace.unlisted.load(Ordering::Relaxed) == 0);
+        // All places are free again: this waits for nothing.
+        let guard = content.read();
+        let far = begin(100);
+        drop(guard);
+        assert!(far.span.is_some());
+        drop(content.write_part(&spans, 1024, || 0x1_0000..0x1_0001));
+        let others = Content::new(2);
+        drop(others.write());
+        let guard = others.read();
+        let same = others.under_way(&spans, &(100..101));
+        drop(guard);
+        drop(far);
+        // A range of one file is none of another.
+        drop(content.write_part(&spans, 1024, || 0..u64::MAX));
+        drop(same);
+    }
+
+    #[test]
+    fn whole_pages_at_the_ends_of_a_part_belong_to_it() {
+        let (content, spans) = (Content::new(1), Spans::new());
+        let finds = |part: Range<u64>, block: u64| {
+            let guard = content.read();
+            let operation = content.under_way(&spans, &(8192..8704));
+            drop(guard);
+            let has_ended = AtomicBool::new(false);
+            let waited = scope(|threads| {
+                let change = threads.spawn("change", || {
+                    drop(content.write_part(&spans, block, || part));
+                    has_ended.store(true, Ordering::SeqCst);
+                });
+                let change = change.unwrap();
+                SystemClock.sleep(Duration::from_millis(20));
+                let waited = !has_ended.load(Ordering::SeqCst);
+                drop(operation);
+                change.join().unwrap();
+                waited
+            });
+            waited.unwrap()
+        };
+        // Blocks of 1 KiB lie in pages of 4, larger ones are units of their own.
+        assert!(finds(12287..20000, 1024) && finds(0..8193, 1024));
+        assert!(!finds(12288..20000, 1024) && !finds(0..8192, 1024));
+        assert!(finds(65535..65536, 65536) && !finds(65536..65537, 65536));
     }
 }

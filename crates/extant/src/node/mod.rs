@@ -17,8 +17,9 @@
 //! unsynced  what a sync waits for, also after the node left memory
 //! model     life and leave under a model checker
 //! memory    counts and sizes
-//! content   the content lock, and direct operations under way without a thread
+//! content   the content lock, and direct operations under way without it
 //! flights   counting those, and waiting for them
+//! spans     their ranges
 //! ```
 //!
 //! # Invariants
@@ -31,7 +32,7 @@
 //!   with nothing under writeback, and by one thread (`life`, Z2).
 
 mod atomic {
-    pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+    pub(super) use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 }
 mod locks {
     pub(super) use extant_sync::{Condvar, Mutex};
@@ -51,6 +52,7 @@ mod life;
 mod memory;
 #[cfg(all(test, not(miri)))]
 mod model;
+mod spans;
 #[cfg(test)]
 mod tests;
 mod unsynced;
@@ -66,7 +68,7 @@ use extant_sync::{Rank, RwLock};
 use crate::keyring::CipherSlot;
 use crate::seal::SealSlot;
 
-pub(crate) use content::{Airspace, Content, Drive};
+pub(crate) use content::{Airspace, Content, Drive, Spans, UnderWay};
 pub(crate) use data::InodeData;
 pub use data::Metadata;
 pub(crate) use delayed::Delayed;
@@ -76,6 +78,7 @@ pub(crate) use flights::Flights;
 use leave::Leave;
 pub(crate) use life::{Life, Stage};
 pub use memory::NodeStats;
+pub(crate) use spans::Span;
 pub(crate) use unsynced::{Departed, Unsynced};
 
 /// The part of an inode that each write reads.

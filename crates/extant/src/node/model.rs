@@ -12,7 +12,7 @@ use loom::sync::{Mutex, MutexGuard};
 use loom::thread;
 
 mod atomic {
-    pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+    pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 }
 
 mod locks {
@@ -52,6 +52,10 @@ mod locks {
 #[path = "flights.rs"]
 #[expect(clippy::duplicate_mod, reason = "the same code over other locks is the point")]
 mod flights;
+
+#[path = "spans.rs"]
+#[expect(clippy::duplicate_mod, reason = "the same code over other atomics is the point")]
+mod spans;
 
 #[path = "leave.rs"]
 #[expect(clippy::duplicate_mod, reason = "the same code over other atomics is the point")]
@@ -407,4 +411,54 @@ fn whoever_has_the_lock_alone_meets_nothing_under_way_and_is_woken() {
 #[should_panic]
 fn the_model_finds_who_does_not_wait_for_what_is_under_way() {
     flying(false);
+}
+
+/// Two operations on neighbouring blocks begin under the lock, shared, and change them without it; somebody who has
+/// the lock alone waits for the one in `part`, and has that block for himself.
+fn flying_in(part: std::ops::Range<u64>) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(move || {
+        let content = Arc::new(loom::sync::RwLock::new(()));
+        let flights = Arc::new(flights::Flights::new());
+        let spans = Arc::new(spans::Spans::<2>::new());
+        #[expect(clippy::arc_with_non_send_sync, reason = "the checker looks after the cells")]
+        let blocks = Arc::new([UnsafeCell::new(()), UnsafeCell::new(())]);
+        let threads: Vec<_> = (0..2)
+            .map(|own: usize| {
+                let (content, flights) = (Arc::clone(&content), Arc::clone(&flights));
+                let (spans, blocks) = (Arc::clone(&spans), Arc::clone(&blocks));
+                thread::spawn(move || {
+                    let span = {
+                        let _shared = content.read().unwrap();
+                        flights.begin();
+                        spans.list(1, &(own as u64..own as u64 + 1)).unwrap()
+                    };
+                    blocks[own].with_mut(|_| ());
+                    spans.leave(span);
+                    flights.end();
+                })
+            })
+            .collect();
+        {
+            let _alone = content.write().unwrap();
+            flights.wait_for(|| spans.has_any(1, &part));
+            blocks[0].with_mut(|_| ());
+        }
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert!(flights.is_empty() && !spans.has_any(1, &(0..2)));
+    });
+}
+
+#[test]
+fn whoever_changes_a_part_meets_nothing_under_way_in_it_and_is_woken() {
+    flying_in(0..1);
+}
+
+#[test]
+#[should_panic]
+fn the_model_finds_who_waits_for_another_part() {
+    flying_in(1..2);
 }

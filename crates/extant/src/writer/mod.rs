@@ -31,7 +31,7 @@ use crate::freeze_gate::{FreezeGate, Inside};
 use crate::log::Log;
 use crate::logged::Logged;
 use crate::mmp::MmpGuard;
-use crate::node::{Airspace, Node};
+use crate::node::{Airspace, Node, Spans};
 use crate::orphan::{OrphanSummary, Orphans};
 use crate::quota::Quotas;
 use crate::shared_blocks::SharedBlocks;
@@ -56,6 +56,8 @@ pub(crate) struct Writer {
     freeze: FreezeGate,
     /// Overwrites of lanes under way: a freeze and the end wait for them.
     overwrites: Airspace,
+    /// Ranges of direct operations under way.
+    spans: Spans,
     supers: SuperState,
     orphans: Orphans,
     quotas: Quotas,
@@ -170,6 +172,7 @@ impl Writer {
             dentries: Dentries::new(parts.dentries),
             freeze: FreezeGate::default(),
             overwrites: Airspace::new(),
+            spans: Spans::new(),
             supers: parts.supers,
             orphans: parts.orphans,
             quotas: parts.quotas,
@@ -263,6 +266,11 @@ impl Writer {
     /// Returns the overwrites of lanes under way, which begin inside the freeze gate.
     pub(crate) fn overwrites(&self) -> &Airspace {
         &self.overwrites
+    }
+
+    /// Returns the ranges of direct operations under way.
+    pub(crate) fn spans(&self) -> &Spans {
+        &self.spans
     }
 
     /// Enters to change something, or to write changes back: see [`FreezeGate::enter`].

@@ -18,6 +18,7 @@ mod frozen;
 mod mapped;
 mod nowait;
 mod order;
+mod parts;
 mod soak;
 mod splits;
 mod threads;

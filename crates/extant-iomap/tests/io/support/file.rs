@@ -141,7 +141,7 @@ impl TestFile {
         {
             let _content = self.content.read();
             let how = DirectOptions { unit: self.block(), durable: false };
-            match self.data.write_direct_shared(self, at, bytes, how)? {
+            match self.data.write_direct_shared(self, at, bytes, how, || ())? {
                 DirectOutcome::Done { written, .. } => return Ok(written),
                 DirectOutcome::Alone(why) => self.data.count_alone(why),
             }
@@ -156,7 +156,7 @@ impl TestFile {
     pub(crate) fn read_direct(&self, at: u64, len: usize) -> Result<Vec<u8>, Error> {
         let _content = self.content.read();
         let mut out = vec![0x5B; len];
-        let got = self.data.read_direct(self, at, &mut out)?;
+        let got = self.data.read_direct(self, at, &mut out, || ())?;
         out.truncate(got);
         Ok(out)
     }
