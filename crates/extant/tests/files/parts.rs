@@ -210,11 +210,20 @@ fn a_change_waits_for_direct_io_in_its_part_of_the_file_and_for_no_other() {
     require!(run());
 }
 
-/// Some operations take so long that blocks can come free and be used again meanwhile.
-fn dawdle(random: &Mutex<Prng>, _batch: &[Operation]) {
-    let is_slow = random.lock().one_in(8);
+/// Contents of the file under test, and a bit of all contents of the other.
+const OURS: u8 = 0x40;
+const THEIRS: u8 = 0x80;
+const LONG: Duration = Duration::from_millis(10);
+
+/// Some writes of the file take so long that blocks can come free and be used again meanwhile.
+fn dawdle(random: &Mutex<Prng>, batch: &[Operation]) {
+    let is_ours = |operation: &Operation| match operation {
+        Operation::Write { buffer, .. } => buffer.iter().all(|byte| *byte == OURS),
+        _ => false,
+    };
+    let is_slow = batch.iter().any(is_ours) && random.lock().one_in(4);
     if is_slow {
-        SystemClock.sleep(Duration::from_millis(2));
+        SystemClock.sleep(LONG);
     }
 }
 
@@ -231,8 +240,6 @@ impl Drop for Ends<'_> {
 /// blocks that come free: nothing is written there that does not belong to it, and no reader sees what does.
 #[test]
 fn blocks_that_come_free_under_direct_io_are_nobody_elses_before_it_has_ended() {
-    const OURS: u8 = 0x40;
-    const THEIRS: u8 = 0x80;
     let run = || {
         let random = Mutex::new(Rank::Leaf, Prng::new(3));
         // So full that blocks are used again at once.
@@ -270,7 +277,7 @@ fn blocks_that_come_free_under_direct_io_are_nobody_elses_before_it_has_ended() 
                         }
                         if other.sync_data().is_ok() {
                             // What is under way somewhere has arrived.
-                            SystemClock.sleep(Duration::from_millis(3));
+                            SystemClock.sleep(LONG);
                             fs.drop_cached();
                             let found = other.read_all().unwrap();
                             assert!(found.iter().all(|byte| byte & THEIRS != 0), "round {round}");
