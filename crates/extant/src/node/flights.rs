@@ -49,7 +49,7 @@ impl Flights {
     /// Returns whether none is under way. The caller holds the lock exclusively if the answer is to
     /// stay true.
     pub(crate) fn is_empty(&self) -> bool {
-        self.counts.load(Ordering::SeqCst) % WAITER == 0
+        self.counts.load(Ordering::SeqCst).is_multiple_of(WAITER)
     }
 
     /// Waits until no operation is under way that `concerns` the caller, which operations stop to do

@@ -98,8 +98,10 @@ fn address(inode: &Inode, block: u64) -> u64 {
     inode.fiemap(block * BLOCK..(block + 1) * BLOCK, 1, false).unwrap()[0].physical
 }
 
+type Named<F> = (&'static str, F);
+
 /// What may be under way: a direct read or overwrite of the slow block, by a call or among others of a batch.
-const UNDER_WAY: [(&str, fn(&DirectFile)); 4] = [
+const UNDER_WAY: [Named<fn(&DirectFile)>; 4] = [
     ("read", |file| {
         let mut seen = AlignedBuffer::zeroed(BLOCK as usize);
         assert_eq!(file.read_at(&mut seen, SLOW * BLOCK).unwrap() as u64, BLOCK);
@@ -123,7 +125,7 @@ fn batch(file: &DirectFile, kind: DirectKind) {
 }
 
 /// Changes that concern other blocks than those of [`UNDER_WAY`].
-const ELSEWHERE: [(&str, fn(&Inode)); 9] = [
+const ELSEWHERE: [Named<fn(&Inode)>; 9] = [
     ("punch behind", |inode| {
         inode.fallocate(Fallocate::PunchHole, 20 * BLOCK + 100..24 * BLOCK + 7).unwrap();
     }),
@@ -146,7 +148,7 @@ const ELSEWHERE: [(&str, fn(&Inode)); 9] = [
 ];
 
 /// Changes that concern the slow block, some of them a byte of it.
-const THERE: [(&str, fn(&Inode)); 6] = [
+const THERE: [Named<fn(&Inode)>; 6] = [
     ("punch", |inode| {
         inode.fallocate(Fallocate::PunchHole, SLOW * BLOCK..(SLOW + 1) * BLOCK).unwrap();
     }),

@@ -1,6 +1,5 @@
 //! What becomes of the requests of a batch: their places, and what is due when they have ended.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -14,7 +13,7 @@ use super::drive::{Batch, Flight, Fly, Plan, Target, is_late};
 use super::{DirectKind, DirectRequest};
 use crate::error::Result;
 use crate::file::direct_file::DirectFile;
-use crate::file::{FileMapper, Ticket, WriteBy};
+use crate::file::{FileMapper, Ticket, WriteBy, check_changeable};
 use crate::node::{Content, Spans, UnderWay};
 
 /// Reads on a read-only mount, where maps do not change.
@@ -90,7 +89,7 @@ impl<'a, 'm> Flyer<'a, 'm> {
             wrote: false,
             ends: EndsOverwrite { mapper: may_write.then_some(mapper), durable: true },
             first: Vec::new(),
-            fills: Fills { mapper, taken: RefCell::default() },
+            fills: Fills { mapper, taken: BTreeMap::new() },
             ranges: RangeLocks::new(),
             under_way: Vec::new(),
             content: Keep::Lock(content),
@@ -100,7 +99,7 @@ impl<'a, 'm> Flyer<'a, 'm> {
     /// Publishes first data (J5), when nothing is under way any more; returns whether anything was
     /// written.
     pub(super) fn end(self, batch: &mut Batch<'_>) -> bool {
-        let Flyer { mapper, wrote, ends, first, fills, ranges, under_way, content, .. } = self;
+        let Flyer { mapper, wrote, ends, first, mut fills, ranges, under_way, content, .. } = self;
         drop(ends);
         let cache = &mapper.file.cache;
         let has_first = first.is_empty() || cache.publish_queued(mapper, first).is_ok();
@@ -137,7 +136,7 @@ impl<'a, 'm> Flyer<'a, 'm> {
         matches!(self.content, Keep::Lock(_))
     }
 
-    /// Whether blocks get their first data in this batch.
+    /// Returns whether blocks get their first data in this batch.
     fn has_first(&self) -> bool {
         !self.ranges.is_empty()
     }
@@ -149,14 +148,16 @@ impl Fly for Flyer<'_, '_> {
         if !self.return_to_lock() {
             return Plan::Pause;
         }
-        let writes = request.kind != DirectKind::Read;
-        if writes && self.may_write && node.unsynced().moved_by.load(Ordering::Acquire) != 0 {
+        // Its flags may have changed since the batch began.
+        let may_write = request.kind != DirectKind::Read
+            && self.may_write
+            && check_changeable(node.ino(), node.gist().flags).is_ok();
+        if may_write && node.unsynced().moved_by.load(Ordering::Acquire) != 0 {
             // Blocks were moved meanwhile, and are not overwritten before that is durable.
             return Plan::Pause;
         }
-        let (ranges, fills) = (&mut self.ranges, &self.fills);
-        let Some(target) = self.handle.plan(self.mapper, request, self.may_write, ranges, fills)
-        else {
+        let (ranges, fills) = (&mut self.ranges, &mut self.fills);
+        let Some(target) = self.handle.plan(self.mapper, request, may_write, ranges, fills) else {
             return Plan::Alone;
         };
         let counts = matches!(target.what, Queued::Read | Queued::Over);
@@ -239,27 +240,27 @@ impl Drop for EndsOverwrite<'_, '_> {
 /// if they do not come into the map, also when the caller's code panics.
 struct Fills<'a, 'm> {
     mapper: &'a FileMapper<'m>,
-    taken: RefCell<BTreeMap<u64, QueuedFill<Ticket>>>,
+    taken: BTreeMap<u64, QueuedFill<Ticket>>,
 }
 
 impl Fills<'_, '_> {
     /// Records that the device has the bytes of a write.
-    fn store(&self, offset: u64) {
-        if let Some(fill) = self.taken.borrow_mut().get_mut(&offset) {
+    fn store(&mut self, offset: u64) {
+        if let Some(fill) = self.taken.get_mut(&offset) {
             fill.is_stored = true;
         }
     }
 
     /// Puts what is stored into the map.
-    fn end(&self) -> Result<()> {
-        let taken = std::mem::take(&mut *self.taken.borrow_mut());
+    fn end(&mut self) -> Result<()> {
+        let taken = std::mem::take(&mut self.taken);
         self.mapper.file.cache.end_fills(self.mapper, taken.into_values().collect())
     }
 }
 
 impl Drop for Fills<'_, '_> {
     fn drop(&mut self) {
-        let mut taken = std::mem::take(self.taken.get_mut());
+        let mut taken = std::mem::take(&mut self.taken);
         taken.values_mut().for_each(|fill| fill.is_stored = false);
         // Nothing is published, so nothing fails.
         let _ = self.mapper.file.cache.end_fills(self.mapper, taken.into_values().collect());
@@ -283,7 +284,7 @@ impl DirectFile {
         request: &DirectRequest,
         may_write: bool,
         ranges: &mut RangeLocks<'a>,
-        fills: &Fills<'_, '_>,
+        fills: &mut Fills<'_, '_>,
     ) -> Option<Target> {
         let file = mapper.file;
         // The call that does the request afterwards reports the error.
@@ -310,7 +311,7 @@ impl DirectFile {
             Err(Alone::Hole | Alone::Extends) => {
                 let fill = file.cache.begin_fill(mapper, range, ranges)?;
                 let address = fill.address();
-                fills.taken.borrow_mut().insert(offset, fill);
+                fills.taken.insert(offset, fill);
                 return Some(Target { address, what: Queued::Fill, fua: false });
             }
             Err(_) => return None,
