@@ -231,7 +231,9 @@ mod tests {
         }
         assert!(State::UNKNOWN.is_used() && !State::UNKNOWN.is_known());
         assert!(State::UNREAD.is_unread() && !State::UNREAD.is_known());
-        assert!(!State::UNKNOWN.is_unread() && FileKind::from_mode(u16::from(UNREAD) << 12).is_none());
+        assert!(
+            !State::UNKNOWN.is_unread() && FileKind::from_mode(u16::from(UNREAD) << 12).is_none()
+        );
     }
 
     #[test]
