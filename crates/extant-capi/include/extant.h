@@ -923,7 +923,7 @@ uint32_t extant_api_version(void);
 const char *extant_version(void);
 
 // Copies the last error of this thread. A call that succeeds does not change it. Returns 0, or
-// -EINVAL if the structure is invalid, which is not recorded.
+// a negative errno for a structure that is NULL or has a wrong size: that is the last error then.
 int extant_last_error(struct extant_error *error);
 
 // Name of an error code (EXTANT_E_*), such as "NotFound"; NULL for a number that is none. Lives as long as the program.

@@ -479,6 +479,9 @@ impl<'s> DirScan<'s, '_> {
             self.problem(Problem::EntryInode { dir, name: name(), ino, why });
             return;
         }
+        if self.states.get(ino).is_unread() {
+            return;
+        }
         let Some(target) = self.target(ino) else {
             let why = "which is not in use";
             self.problem(Problem::EntryInode { dir, name: name(), ino, why });

@@ -175,6 +175,7 @@ impl Scan<'_, '_> {
                 }
                 Err(error) => {
                     self.note_unreadable(error, || format!("the inode table of group {group}"))?;
+                    self.mark_unread((group, scanned), at..at + take);
                 }
             }
             if self.is_over() {
@@ -183,6 +184,18 @@ impl Scan<'_, '_> {
             at += take;
         }
         Ok(())
+    }
+
+    /// Notes that nothing is known of the inodes in blocks of a table, so that what leads to them
+    /// is not taken for damage.
+    fn mark_unread(&self, (group, scanned): (GroupIndex, u32), blocks: Range<u32>) {
+        let in_block = self.inodes_per_block();
+        let to = blocks.end.saturating_mul(in_block).min(scanned);
+        for index in blocks.start.saturating_mul(in_block)..to {
+            let before = u64::from(group.0) * u64::from(self.sb.inodes_per_group);
+            let Ok(ino) = u32::try_from(before + u64::from(index) + 1) else { break };
+            self.states.set(Ino(ino), State::UNREAD);
+        }
     }
 
     fn check_chunk(

@@ -72,7 +72,8 @@ impl Checker<'_> {
                 what: "blocks are reserved, but the feature is off",
             });
         }
-        if has_reserve && has_feature && self.known(Ino::RESIZE).is_none() {
+        let is_unread = self.base.states.get(Ino::RESIZE).is_unread();
+        if has_reserve && has_feature && !is_unread && self.known(Ino::RESIZE).is_none() {
             self.problem(Problem::ResizeInode { what: "it is empty" });
         }
         let result = self.check_mmp();
@@ -191,6 +192,9 @@ impl Checker<'_> {
 
     /// A regular file in use that a field of the superblock names.
     fn special_file(&mut self, field: &'static str, ino: Ino) -> Option<Special> {
+        if self.base.states.get(ino).is_unread() {
+            return None;
+        }
         let tables = &self.found.tables;
         // Whatever a field names has details.
         let why = match self.known(ino).and_then(|_| tables.detail(ino)) {
@@ -272,6 +276,9 @@ impl Checker<'_> {
     }
 
     fn note_orphan(&mut self, ino: Ino) -> bool {
+        if self.base.states.get(ino).is_unread() {
+            return false;
+        }
         let is_special = self.base.is_special(ino) || ino == Ino::ROOT;
         let why = match self.known(ino).is_some() {
             false => "it is not in use",

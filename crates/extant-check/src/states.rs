@@ -10,8 +10,10 @@ use extant_format::inode::FileKind;
 use extant_sync::{Mutex, Rank};
 use zerocopy::FromZeros;
 
-/// The type of file, as in the upper bits of `i_mode`, or one of the two below; 0: not in use.
+/// The type of file, as in the upper bits of `i_mode`, or one of the three below; 0: not in use.
 const KIND: u8 = 0x0f;
+/// Its block of the inode table cannot be read. No type of file has this number.
+const UNREAD: u8 = 13;
 /// In use, but nothing else is known. No type of file has this number.
 const UNKNOWN: u8 = 14;
 /// In use, of no type. No type of file has this number.
@@ -34,6 +36,9 @@ impl State {
     /// In use, but nothing else is known.
     pub(crate) const UNKNOWN: State = State(UNKNOWN);
 
+    /// In use or not: its record cannot be read.
+    pub(crate) const UNREAD: State = State(UNREAD);
+
     /// That of an inode that could be decoded.
     pub(crate) fn new(kind: Option<FileKind>, is_value: bool) -> State {
         let kind = kind.map_or(NO_KIND, |kind| (kind.mode_bits() >> 12) as u8 & KIND);
@@ -46,7 +51,12 @@ impl State {
 
     /// Returns whether it is in use and could be decoded.
     pub(crate) fn is_known(self) -> bool {
-        !matches!(self.0 & KIND, 0 | UNKNOWN)
+        !matches!(self.0 & KIND, 0 | UNKNOWN | UNREAD)
+    }
+
+    /// Returns whether nothing can be said of it, since its record cannot be read.
+    pub(crate) fn is_unread(self) -> bool {
+        self.0 & KIND == UNREAD
     }
 
     /// `i_mode` without permissions.
@@ -220,6 +230,10 @@ mod tests {
             }
         }
         assert!(State::UNKNOWN.is_used() && !State::UNKNOWN.is_known());
+        assert!(State::UNREAD.is_unread() && !State::UNREAD.is_known());
+        assert!(
+            !State::UNKNOWN.is_unread() && FileKind::from_mode(u16::from(UNREAD) << 12).is_none()
+        );
     }
 
     #[test]

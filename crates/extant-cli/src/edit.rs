@@ -15,7 +15,7 @@ use extant_sync::{Clock, SystemClock};
 use crate::accounts::OwnerSpec;
 use crate::exit::{Exit, Failure, Result};
 use crate::image::{self, ReadArgs, mount_failure, note_journal_error, window};
-use crate::in_use::{loop_device_of, mounted_on};
+use crate::in_use::{loop_device_of, with_mount};
 use crate::interrupt;
 use crate::keys::KeyArgs;
 use crate::output::{complain, report};
@@ -63,14 +63,11 @@ impl EditArgs {
         let device = self.source.open_read_write(file).map_err(|error| {
             let is_locked = matches!(error, SourceError::Open(OpenError::Locked { .. }));
             let failure = image::opening(error, file);
-            if is_locked
-                && let Some(dir) =
-                    mounted_on(self.source.written(file), self.partition, self.offset)
-            {
-                let dir = escape(dir.as_os_str().as_bytes());
-                return failure.hint(format!(
-                    "it is mounted on {dir}: change its files there, or extant umount {dir} first"
-                ));
+            if is_locked {
+                let place = (self.source.written(file), self.partition, self.offset);
+                return with_mount(failure, place, |dir| {
+                    format!("change its files there, or extant umount {dir} first")
+                });
             }
             match &failure.hint {
                 Some(_) if is_read_only(file) => {

@@ -45,7 +45,7 @@ pub extern "C" fn extant_version() -> *const c_char {
 }
 
 /// Copies the last error of this thread. A call that succeeds does not change it. Returns 0, or
-/// -EINVAL if the structure is invalid, which is not recorded.
+/// a negative errno for a structure that is NULL or has a wrong size: that is the last error then.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn extant_last_error(error: *mut extant_error) -> c_int {
     let said = last_error();

@@ -29,6 +29,7 @@ use crate::mkfs_args::{MkfsSet, warn_of_readers};
 use crate::output::complain;
 use crate::policy::PolicyArgs;
 use crate::size::{parse_build_size, parse_bytes};
+use crate::stdio;
 use crate::target::{Target, TargetSet, Verity, epoch};
 use crate::text::escape;
 
@@ -367,6 +368,11 @@ fn sources(args: &BuildArgs) -> Result<Sources> {
             return Err(Failure::usage("--from -: standard input is one archive, not two"));
         }
         origins.push(origin);
+    }
+    if origins.contains(&Origin::Stdin) {
+        stdio::check_input().map_err(|error| {
+            Failure::caused(io_exit(&error), "cannot read standard input", &error)
+        })?;
     }
     if origins.contains(&Origin::Stdin) && std::io::stdin().is_terminal() {
         return Err(Failure::usage("--from - reads an archive from a terminal")

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
-use extant_block::{BlockDevice, FileDevice, SharedDevice};
+use extant_block::{BlockDevice, FileDevice, OpenError, SharedDevice};
 use extant_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock};
 use extant_repair::{
     Ask, Decision, Fix, Look, Outcome, Preen, RepairError, RepairOptions, UndoError, Yes,
@@ -23,7 +23,7 @@ use crate::interrupt;
 use crate::output::{Out, complain};
 use crate::seal::{Part, SealArgs};
 use crate::size::parse_bytes;
-use crate::source::SourceArgs;
+use crate::source::{SourceArgs, SourceError};
 use crate::target::epoch;
 use crate::text::{counted, escape};
 
@@ -219,7 +219,15 @@ impl RepairArgs {
             true => self.source.open_read_only(file),
             false => self.source.open_read_write(file),
         };
-        let device = opened.map_err(|error| opening(error, file))?;
+        let device = opened.map_err(|error| {
+            let is_locked = matches!(error, SourceError::Open(OpenError::Locked { .. }));
+            let failure = opening(error, file);
+            if !is_locked {
+                return failure;
+            }
+            let place = (self.source.written(file), self.partition, self.offset);
+            in_use::with_mount(failure, place, |dir| format!("extant umount {dir} first"))
+        })?;
         let looks = !self.dry_run && !self.seal.break_seal;
         Part::of(device, self.offset, self.partition, looks)
     }

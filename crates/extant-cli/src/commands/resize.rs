@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use clap::Args;
-use extant_block::{BlockDevice, DeviceFault, FileDevice, SharedDevice};
+use extant_block::{BlockDevice, DeviceFault, FileDevice, OpenError, SharedDevice};
 use extant_resize::{ChangeError, Goal, Plan, ResizeError, Sizes};
 use extant_sync::{Clock, SystemClock};
 use serde_json::{Value, json};
@@ -332,6 +332,19 @@ impl ResizeArgs {
                 "unmount it and detach it (losetup -d {holder}), or give {holder} itself"
             )));
         }
+        let opening = |error, file: &Path| {
+            let is_locked = matches!(error, SourceError::Open(OpenError::Locked { .. }));
+            let failure = opening(error, file);
+            if !is_locked {
+                return failure;
+            }
+            let place = (self.source.written(file), self.partition, self.offset);
+            in_use::with_mount(failure, place, |dir| {
+                format!(
+                    "extant resize {dir} SIZE makes it larger there, or extant umount {dir} first"
+                )
+            })
+        };
         let is_part = self.offset.is_some() || self.partition.is_some();
         let is_whole = !is_part && !is_address(file) && !self.source.is_special(file);
         if is_whole {

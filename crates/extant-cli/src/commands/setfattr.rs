@@ -11,6 +11,7 @@ use extant::{FsError, XattrMode};
 use crate::edit::{EditArgs, Session, edit_each, join, restore_each};
 use crate::exit::{Exit, Failure, Result};
 use crate::fault::io_exit;
+use crate::stdio;
 use crate::text::escape;
 use crate::xattr_text::{decode, unescape_name};
 
@@ -104,7 +105,10 @@ pub(crate) fn read_input(file: &std::path::Path) -> Result<Vec<u8>> {
     let name = escape(file.as_os_str().as_bytes());
     let failed = |error: std::io::Error| Failure::caused(io_exit(&error), &name, &error);
     let mut input: Box<dyn Read> = match file.as_os_str() == "-" {
-        true => Box::new(std::io::stdin()),
+        true => {
+            stdio::check_input().map_err(failed)?;
+            Box::new(std::io::stdin())
+        }
         false => Box::new(std::fs::File::open(file).map_err(failed)?),
     };
     let mut bytes = Vec::new();

@@ -18,6 +18,7 @@ use crate::image::split;
 use crate::mode::ModeChange;
 use crate::replace;
 use crate::size::parse_bytes;
+use crate::stdio;
 
 /// The end of `--help`, before the exit codes.
 pub(crate) const EXAMPLES: &str = "Examples:\n  echo web1 | extant write root.img:/etc/hostname\n  extant cat root.img:/etc/fstab | sed s/sda/vda/ | extant write root.img:/etc/fstab\n  echo 'PermitRootLogin no' | extant write --append root.img:/etc/ssh/sshd_config\n  extant write --at 446 root.img:/disk < table\n";
@@ -154,6 +155,7 @@ fn pour(
 
 /// Standard input: as it is if it is a file, else read to its end.
 fn input() -> Result<Content> {
+    stdio::check_input().map_err(|error| unreadable(&error))?;
     let stdin = std::io::stdin();
     let file = rustix::io::fcntl_dupfd_cloexec(&stdin, 0).map(File::from);
     let file = file.map_err(|errno| unreadable(&errno.into()))?;

@@ -327,3 +327,31 @@ fn without_a_standard_output_what_is_printed_is_an_error() {
     let mut command = place.command(&["ls", "a.img"]);
     assert!(command.stdout(std::process::Stdio::null()).status().unwrap().success());
 }
+
+/// `extant write a.img:/file <&-`: nothing is not what somebody meant to write.
+#[test]
+fn without_a_standard_input_nothing_is_replaced() {
+    let place = Place::with_image();
+    let before = place.run(&["cat", "a.img:/file"]).succeeds().out().to_owned();
+    assert!(!before.is_empty());
+    let reading = [
+        &["write", "a.img:/file"][..],
+        &["write", "--in-place", "a.img:/file"],
+        &["setfattr", "--restore", "-", "a.img"],
+        &["setfacl", "-M", "-", "a.img:/file"],
+        &["build", "new.img", "--from", "-"],
+    ];
+    for args in reading {
+        let whole = place.command(args);
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "exec \"$0\" \"$@\" <&-"]).arg(whole.get_program());
+        shell.args(whole.get_args()).current_dir(place.0.path());
+        let ran = Ran { args: args.join(" "), output: shell.output().unwrap() };
+        ran.ends_with(8).complains(&["Bad file descriptor"]);
+    }
+    assert_eq!(place.run(&["cat", "a.img:/file"]).succeeds().out(), before);
+    // From nowhere is from somewhere.
+    let mut command = place.command(&["write", "a.img:/file"]);
+    assert!(command.stdin(std::process::Stdio::null()).status().unwrap().success());
+    assert_eq!(place.run(&["cat", "a.img:/file"]).succeeds().out(), "");
+}

@@ -81,6 +81,13 @@ fn what_a_mount_cannot_become_is_refused_with_the_reason() {
         let refused = place.run(&["resize", "m", size]).ends_with(7);
         refused.complains(&["does not become smaller"]).hints("extant umount m");
     }
+    // By the name of the image: the hint has the directory.
+    let directory = mounts.path("m").display().to_string();
+    let held = place.run(&["resize", "small.img", "+8M"]).ends_with(7);
+    let held = held.complains(&["small.img is in use by extant"]);
+    held.hints(&format!("extant resize {directory} SIZE"));
+    let held = place.run(&["repair", "-y", "small.img"]).ends_with(7);
+    held.hints(&format!("extant umount {directory} first"));
     place.run(&["resize", "--partition", "1", "m", "max"]).ends_with(2);
     place.run(&["resize", "m", "8192P"]).ends_with(2);
     place.run(&["resize", "m", "100P"]).ends_with(7).complains(&["cannot be reached", "at most"]);

@@ -44,8 +44,8 @@ use rustix::io::Errno;
 pub(super) use self::assemble::Assembler;
 use self::contents::{Stamp, TarContents};
 use self::input::{Input, Packing, Peek, Spool, decompress, pipe};
-use self::member::Members;
 pub(super) use self::member::{Attributes, Member, What};
+use self::member::{End, Members};
 use crate::signature::recognise;
 use crate::source::container::ContainerNames;
 use crate::source::{Contents, Lost, Scanned, Skipped, SourceError, go_on};
@@ -154,7 +154,7 @@ fn parse(
         go_on(cancel)?;
         tree.add(member).map(|()| true)
     };
-    parse_into(&mut take, input, name, packed)?;
+    parse_into(&mut take, input, name, packed, End::Mark)?;
     tree.finish()
 }
 
@@ -178,6 +178,7 @@ fn parse_into(
     mut input: Input<'_>,
     name: &str,
     packed: Option<&'static str>,
+    end: End,
 ) -> Result<u64, SourceError> {
     let start = input.start().map_err(|e| stopped(name, 0, e))?;
     // A first member may hold anything, also at the place of another format's magic number.
@@ -186,7 +187,7 @@ fn parse_into(
         let (archive, why) = (name.into(), String::new());
         return Err(SourceError::NotTar { archive, found: Some(found), packed, why });
     }
-    let mut members = Members::new(input, name, packed);
+    let mut members = Members::new(input, name, packed, end);
     while let Some(member) = members.next()? {
         if !take(member)? {
             break;
@@ -244,7 +245,8 @@ pub(super) fn add_archive(
             let stamp = Stamp::of(file).map_err(|e| failed("examine", e))?;
             tree.begin_layer(&name, own, whiteouts)?;
             let input = Input::File { file, len: meta.len(), window: Vec::new(), window_start: 0 };
-            parse_into(&mut |member| tree.add(member).map(|()| true), input, &name, None)?;
+            let mut take = |member| tree.add(member).map(|()| true);
+            parse_into(&mut take, input, &name, None, End::Mark)?;
             let file = file.try_clone().map_err(|e| failed("open", e))?;
             return Ok(Some(Box::new(TarContents::new(file, name, Some(stamp)))));
         }
@@ -262,7 +264,7 @@ pub(super) fn add_archive(
         let worker = scope.spawn("decompress", move || decompress(input, packing, writer))?;
         let stream = Input::Stream { stream: Box::new(reader), spool: Spool::new(file, *len) };
         let mut take = |member| tree.add(member).map(|()| true);
-        let parsed = parse_into(&mut take, stream, &name, packing.name());
+        let parsed = parse_into(&mut take, stream, &name, packing.name(), End::Mark);
         worker.join().map_err(threads::ThreadError::from)?;
         parsed
     })
@@ -283,7 +285,7 @@ pub(super) fn holds_container(path: &Path) -> bool {
     let packing = Packing::of(start.get(..count).unwrap_or_default());
     let mut names = ContainerNames::default();
     let mut look = |input| {
-        let mut members = Members::new(input, "", None);
+        let mut members = Members::new(input, "", None, End::Mark);
         while let Ok(Some(member)) = members.next() {
             names.see(&member.name);
         }

@@ -132,6 +132,28 @@ fn listing(image: &Path) -> Vec<String> {
     out
 }
 
+/// `umoci insert` writes layers without an end mark, and engines unpack them: the digest says that nothing is missing.
+#[test]
+fn layers_without_an_end_mark_are_whole_by_their_digest() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = dir.path().join("image");
+    let layout = Layout::new(dir.path().join("layout"));
+    let whole = tar(&[("a", b'0', "one"), ("b", b'0', "two")]);
+    let marked = tar(&[("c", b'0', "three")]);
+    let unmarked = whole[..whole.len() - 1024].to_vec();
+    layout.index(&[layout.image(&[unmarked.clone(), marked, unmarked.clone()], "amd64")]);
+    layout.build(&image).unwrap();
+    assert_eq!(listing(&image), ["/a=one", "/b=two", "/c=three"]);
+    // Within a header, within contents, and behind a header that describes the next one.
+    let long = tar(&[("././@LongLink", b'L', "name")]);
+    let cut = [&unmarked[..1024 + 511], &unmarked[..1024 + 514], &long[..1024]];
+    for layer in cut {
+        layout.index(&[layout.image(&[layer.to_vec()], "amd64")]);
+        let error = layout.build(&image).unwrap_err();
+        assert!(error.contains("cut short") || error.contains("no member"), "{error}");
+    }
+}
+
 fn generator(place: &Path, first: u64, count: u64) -> Result<(), String> {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/layers.py");
     let python = Tool::find("python3")?;

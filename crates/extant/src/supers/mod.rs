@@ -444,7 +444,10 @@ impl ErrorRecord {
 
     fn of(error: &FsError, time: i64) -> Option<ErrorRecord> {
         let code = match (error.family(), error) {
-            (Family::Refusal, _) | (_, FsError::Aborted { .. }) => return None,
+            // A full disk below is no damage: what was asked for was refused, or waits for room.
+            (Family::Refusal, _) | (_, FsError::Aborted { .. } | FsError::DeviceFull(_)) => {
+                return None;
+            }
             (Family::Device, _) => code::EIO,
             (_, FsError::Corrupt { fault: Fault::Checksum { .. }, .. }) => code::EFSBADCRC,
             _ => code::EFSCORRUPTED,

@@ -3,9 +3,11 @@
 
 use std::sync::Arc;
 
-use extant::{Fs, FsError, Inode, MountOptions, NewInode};
-use extant_block::{MemoryDevice, SharedDevice, ThinDevice};
+use extant::{Fs, FsError, Inode, MountErrors, MountOptions, NewInode};
+use extant_block::{BlockDevice, MemoryDevice, SharedDevice, ThinDevice};
 use extant_check::CheckOptions;
+use extant_format::features::State;
+use extant_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock};
 use extant_sync::FixedClock;
 use extant_testkit::oracle::mke2fs;
 use extant_testkit::{image, require, tempdir};
@@ -31,6 +33,8 @@ fn make(size: &str, arguments: &[&str]) -> Result<MemoryDevice, String> {
 fn try_mount(device: &Arc<ThinDevice>) -> Result<Fs, FsError> {
     let clock = Arc::new(FixedClock::at(1_700_000_000, 0));
     let options = MountOptions::new().read_only(false).background(false).seed(1).clock(clock);
+    // Want of room is no damage, whatever is to happen after that.
+    let options = options.errors(MountErrors::RemountReadOnly);
     Ok(options.open_shared(Arc::clone(device) as SharedDevice)?)
 }
 
@@ -42,9 +46,13 @@ fn is_full(error: &FsError) -> bool {
     matches!(error, FsError::DeviceFull(_))
 }
 
-/// Both checkers find nothing.
+/// Both checkers find nothing, and nobody has recorded errors.
 fn check(what: &str, device: &MemoryDevice) {
     let options = CheckOptions { require_clean_state: false, ..CheckOptions::default() };
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    device.read_at(SUPERBLOCK_OFFSET, &mut bytes).unwrap();
+    let superblock = Superblock::decode(&bytes).unwrap();
+    assert!(superblock.error_count == 0 && !superblock.state.contains(State::ERROR), "{what}");
     let report = extant_check::check(device, &options).expect("checks");
     assert!(report.is_clean(), "{what}: {:#?}", report.problems);
     let dir = tempdir().unwrap();

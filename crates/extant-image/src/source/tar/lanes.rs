@@ -17,7 +17,7 @@ use extant_oci::Digest;
 use extant_sync::threads::{self, Receiver, Sender, ThreadError, channel};
 
 use super::input::{Check, Checked, Input, Packing, Peek, Spool, checked_pipe, decompress_whole};
-use super::{Assembler, Member, SharedSpool, parse_into};
+use super::{Assembler, End, Member, SharedSpool, parse_into};
 use crate::source::SourceError;
 
 /// Most layers in work at once.
@@ -182,7 +182,7 @@ fn unpack_layer(
             let is_full = batch.len() == BATCH;
             Ok(!is_full || send.send(Parcel::Members(std::mem::take(&mut batch))).is_ok())
         };
-        let parsed = parse_into(&mut take, stream, &layer.name, packing.name());
+        let parsed = parse_into(&mut take, stream, &layer.name, packing.name(), End::Digest);
         if !batch.is_empty() {
             // Whoever does not listen knows why.
             let _ = send.send(Parcel::Members(batch));

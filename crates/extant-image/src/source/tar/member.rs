@@ -68,12 +68,22 @@ pub(in crate::source) struct Member {
     pub(in crate::source) what: What,
 }
 
+/// What tells that an archive is whole.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum End {
+    /// Its end mark.
+    Mark,
+    /// Somebody else, by the digest of all of it: it may end behind any member.
+    Digest,
+}
+
 /// Reads members from an archive.
 pub(super) struct Members<'a> {
     input: Input<'a>,
     archive: &'a str,
     /// How the archive was packed, for messages.
     packed: Option<&'static str>,
+    end: End,
     pos: u64,
     /// Extended headers for all later members.
     global: Pax,
@@ -99,8 +109,9 @@ impl<'a> Members<'a> {
         input: Input<'a>,
         archive: &'a str,
         packed: Option<&'static str>,
+        end: End,
     ) -> Members<'a> {
-        Members { input, archive, packed, pos: 0, global: Pax::default() }
+        Members { input, archive, packed, end, pos: 0, global: Pax::default() }
     }
 
     /// Reads the rest of a stream; returns the number of bytes in its spool.
@@ -158,6 +169,9 @@ impl<'a> Members<'a> {
             return Err(
                 self.no_archive("it is empty, and even an archive of nothing is not".into())
             );
+        }
+        if count == 0 && self.end == End::Digest {
+            return Ok(None);
         }
         if count < BLOCK {
             if self.pos == count as u64 {
