@@ -220,7 +220,8 @@ impl<'a> Session<'a> {
     fn bring_in_log(&mut self, sb: &mut Superblock) -> Result<(u32, u32), RepairError> {
         let mut state = self.state_for_journal(sb)?;
         let mut counts = (0, 0);
-        match journal::replay(&self.draft, &mut state) {
+        let toll = |device| self.toll(device);
+        match journal::replay(&self.draft, &mut state, &toll) {
             Ok(Some(replayed)) => {
                 self.was_valid = replayed.was_valid;
                 counts = (replayed.transactions, replayed.fast_commits);
@@ -232,6 +233,34 @@ impl<'a> Session<'a> {
         }
         *sb = supers::reread(&self.draft)?;
         Ok(counts)
+    }
+
+    /// Repairs an image in memory, with nothing in its log; the number of findings, without what can be computed.
+    fn toll(&self, device: SharedDevice) -> u64 {
+        let journal = self.draft.journal().map(|journal| Arc::new(journal) as SharedDevice);
+        let draft = Arc::new(Draft::over_both(device, journal));
+        let mut yes = Yes;
+        let options = RepairOptions { now: i64::from(self.now) };
+        let mut session = Session::new(&draft, &options, &mut yes);
+        match session.try_without_log() {
+            Ok(()) => {
+                let counts = |one: &&Fix| one.severity != Severity::Count || one.left.is_some();
+                session.findings.iter().filter(counts).count() as u64
+            }
+            Err(_) => u64::MAX,
+        }
+    }
+
+    /// Does what a repair does once the log is empty.
+    fn try_without_log(&mut self) -> Result<(), RepairError> {
+        let mut sb = supers::reread(&self.draft)?;
+        let mut state = self.state_for_journal(&sb)?;
+        journal::empty_log(&mut state).map_err(give_up)?;
+        state.sb.features.remove(Feature::RECOVER);
+        state.write_superblock().map_err(give_up)?;
+        sb = supers::reread(&self.draft)?;
+        self.renew_by_copies(&mut sb)?;
+        self.rounds(&mut sb).map(drop)
     }
 
     fn tell_of_log(&mut self, replayed: journal::Replayed) {

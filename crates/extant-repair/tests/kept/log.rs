@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use extant::MountOptions;
+use extant::{GroupIndex, MountOptions};
 use extant_block::{BlockDevice, MemoryDevice};
 use extant_format::checksum::crc32c;
 use extant_format::jbd2::JournalSuperblock;
@@ -101,6 +101,40 @@ fn a_part_of_the_log_takes_back_nothing_that_is_home() {
     let fs = MountOptions::new().open(home).unwrap();
     for number in 0..6u8 {
         assert_eq!(fs.read(format!("/d/late{number}")).unwrap(), [number; 3000]);
+    }
+}
+
+/// Damage of one file, or of a descriptor with all files of its group, has nothing to do with the log, and the old copies
+/// of their blocks in the log are whole.
+#[test]
+fn other_damage_of_an_image_takes_back_nothing_that_is_home() {
+    let dir = tempdir().unwrap();
+    let left = require!(left_with_a_log(dir.path()));
+    let home = left.snapshot();
+    assert!(repaired(&home).unwrap().is_clean);
+    let fs = MountOptions::new().open(home.snapshot()).unwrap();
+    let index = fs.resolve("/d/file5").unwrap().ino().0 - 1;
+    assert!(index < fs.superblock().inodes_per_group, "inode {index}");
+    let table = fs.group(GroupIndex(0)).unwrap().inode_table.0;
+    let links = table * 1024 + u64::from(index) * u64::from(fs.superblock().inode_size) + 0x1a;
+    let mut bytes = [0; 1024];
+    for place in [1024, log_blocks(&left, 4)[0].0] {
+        left.read_at(place, &mut bytes).unwrap();
+        home.write_at(place, &bytes).unwrap();
+    }
+    home.write_at(log_blocks(&left, 1)[2].0 + 1020, &[1, 2, 3, 4]).unwrap();
+    // The checksum of each is wrong with it.
+    for (place, bytes) in [(links, [7, 0]), (2048 + 8, [0x55, 0x22])] {
+        let damaged = home.snapshot();
+        damaged.write_at(place, &bytes).unwrap();
+        assert!(repaired(&damaged).unwrap().is_clean);
+        assert_eq!(problems(&damaged), Vec::<String>::new());
+        let fs = MountOptions::new().open(damaged).unwrap();
+        for number in 0..6u8 {
+            let read = fs.read(format!("/d/late{number}"));
+            assert!(read.is_ok_and(|read| read == [number; 3000]), "late{number}, {place}");
+        }
+        assert_eq!(fs.read("/d/file5").unwrap(), vec![6; 15000]);
     }
 }
 
