@@ -74,6 +74,10 @@ struct Session<'a> {
     rounds: u32,
     /// The file system was marked as in order, so that the mark that it is not is the repair's own.
     was_valid: bool,
+    /// A log was brought in: the next mount deletes and shortens the orphans.
+    has_replayed: bool,
+    /// A check finds nothing wrong: what there is to be done is what Linux left, and what follows from that.
+    is_sound: bool,
     /// Trees of extents were looked at.
     trees_are_done: bool,
     /// The blocks of the resize inode were set right once.
@@ -193,6 +197,8 @@ impl<'a> Session<'a> {
             stale_backups: false,
             rounds: 0,
             was_valid: false,
+            has_replayed: false,
+            is_sound: false,
             trees_are_done: false,
             has_fixed_resize: false,
             waiting: None,
@@ -224,6 +230,7 @@ impl<'a> Session<'a> {
         match journal::replay(&self.draft, &mut state, &toll) {
             Ok(Some(replayed)) => {
                 self.was_valid = replayed.was_valid;
+                self.has_replayed = true;
                 counts = (replayed.transactions, replayed.fast_commits);
                 self.tell_of_log(replayed);
             }
@@ -297,7 +304,8 @@ impl<'a> Session<'a> {
     /// Asks about something that the checker has no problem for.
     fn tell(&mut self, code: &'static str, message: String, fix: &'static str, severity: Severity) {
         let objects = Objects::default();
-        let mut finding = Fix { code, message, fix, severity, objects, hint: None, left: None };
+        let mut finding =
+            Fix { code, message, fix, severity, objects, is_damage: true, hint: None, left: None };
         if self.ask.ask(&finding) != Decision::Fix {
             // Nothing else can be looked at without it.
             finding.left = Some("the answer was no".into());
@@ -360,6 +368,12 @@ impl<'a> Session<'a> {
             };
             let options = CheckOptions { require_replayed: self.waiting.is_none(), ..CHECK };
             let mut exam = examine(&*self.draft, &options, &mut meet)?;
+            if self.rounds == 1 {
+                let is_left = |problem: &Problem| is_left_by_linux(problem, self.has_replayed);
+                self.is_sound = self.findings.is_empty()
+                    && exam.report.dropped == 0
+                    && exam.report.problems.iter().all(is_left);
+            }
             let wanted = std::mem::take(&mut exam.wanted);
             let first = wanted.iter().map(phase).min();
             if self.waiting.is_some() && first.is_none_or(|first| first >= Phase::State) {
@@ -466,6 +480,7 @@ impl<'a> Session<'a> {
                 fix: "write the tree anew",
                 severity: Severity::Count,
                 objects: Objects { ino: Some(ino), ..Objects::default() },
+                is_damage: false,
                 hint: None,
                 left: None,
             };
@@ -543,7 +558,7 @@ impl<'a> Session<'a> {
         for problem in batch {
             let key = problem.to_string();
             if !self.asked.contains_key(&key) && !self.is_own_mark(&problem) {
-                let mut finding = Fix::of(&problem);
+                let mut finding = Fix::of(&problem, !self.is_sound);
                 finding.hint = hints.get(&key).cloned();
                 let answer = self.ask.ask(&finding);
                 self.asked.insert(key.clone(), self.findings.len());
@@ -586,7 +601,7 @@ impl<'a> Session<'a> {
             return;
         }
         let at = *self.asked.entry(key.clone()).or_insert_with(|| {
-            self.findings.push(Fix::of(problem));
+            self.findings.push(Fix::of(problem, !self.is_sound));
             self.findings.len() - 1
         });
         if let Some(finding) = self.findings.get_mut(at) {
@@ -631,6 +646,17 @@ impl<'a> Session<'a> {
             write_backups(&state).map_err(give_up)?;
         }
         Ok(())
+    }
+}
+
+/// Returns whether a problem is no damage, as of an image that was in use when its machine stopped: Linux writes the
+/// totals of the superblock now and then, and neither it nor e2fsck believes them; orphans are what the next mount
+/// ends, where it has a log to bring in.
+fn is_left_by_linux(problem: &Problem, has_replayed: bool) -> bool {
+    match problem {
+        Problem::SuperblockCount { .. } | Problem::State { .. } => true,
+        Problem::Orphans { .. } => has_replayed,
+        _ => false,
     }
 }
 

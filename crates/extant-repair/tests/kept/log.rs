@@ -374,3 +374,47 @@ fn a_superblock_in_the_log_that_names_a_journal_device_is_set_right_at_once() {
     assert_eq!((&bytes[0xd0..0xe0], bytes[0xe0]), (&[0; 16][..], 8));
     assert_eq!(log_blocks(&device, 4)[0].0, before);
 }
+
+/// What Linux leaves when a machine stops, and what e2fsck -fn proposes without a word of damage: a check passes both over.
+#[test]
+fn what_a_mount_leaves_is_no_damage_and_other_orphans_are() {
+    let dir = tempdir().unwrap();
+    let device = Arc::new(require!(sample(dir.path(), SETS[3])));
+    let options = MountOptions::new().read_only(false).background(false);
+    let fs = options.open(Arc::clone(&device)).unwrap();
+    let open = fs.resolve("/d/file5").unwrap();
+    fs.resolve("/d").unwrap().unlink("file5").unwrap();
+    let other = fs.resolve("/d/file6").unwrap().ino();
+    fs.sync().unwrap();
+    let left = device.snapshot();
+    drop(open);
+    fs.unmount().unwrap();
+    let told = |device: &MemoryDevice| {
+        let findings = planned(device).unwrap().findings;
+        let codes: Vec<&str> = findings.iter().map(|one| one.code).collect();
+        let damage = findings.iter().filter(|one| one.is_damage).count();
+        (codes.join(" "), damage)
+    };
+    assert_eq!(said_of_log(&left), Vec::<String>::new());
+    let (codes, damage) = told(&left);
+    assert!(codes.contains("orphans") && codes.contains("bitmap"), "{codes}");
+    assert_eq!(damage, 0, "{codes}");
+    assert_eq!(e2fsck(&device, dir.path(), false).unwrap(), "");
+
+    let path = dir.path().join("other.img");
+    let with = |commands: &str| {
+        let _removed = fs::remove_file(&path);
+        image::save(&device, &path);
+        oracle::debugfs(&path, true, commands).unwrap();
+        image::load(&path)
+    };
+    // Of an image that was unmounted, nobody is to delete any.
+    let (codes, damage) = told(&with(&format!("ssv last_orphan {other}\nsif <{other}> dtime 0")));
+    assert!(codes.contains("orphans") && damage > 0, "{codes}");
+    // A tree that could be smaller.
+    with("punch /sparse 4 400");
+    oracle::e2fsck_as(&path, "-fy", &["-E", "no_optimize_extents"]).unwrap();
+    let (codes, damage) = told(&image::load(&path));
+    assert!(codes.contains("extent-tree"), "{codes}");
+    assert_eq!(damage, 0, "{codes}");
+}
