@@ -25,6 +25,7 @@ use crate::draft::Draft;
 use crate::elsewhere::{self, is_elsewhere};
 use crate::empty_log::new_superblock;
 use crate::error::{Fixed, Trouble};
+use crate::log_head;
 use crate::state::State;
 use crate::twice;
 use extant_change::is_extent_node;
@@ -47,6 +48,8 @@ pub(crate) struct Replayed {
     pub(crate) waiting: Option<Waiting>,
     /// Why nothing, or not all, was brought in.
     pub(crate) trouble: Option<String>,
+    /// What was wrong with the journal's superblock, which was set right before.
+    pub(crate) mended: Option<String>,
     /// By its superblock the file system was in order, so that the mark that it needs a check is of the replay.
     pub(crate) was_valid: bool,
 }
@@ -122,6 +125,7 @@ pub(crate) fn replay(
         return Ok(None);
     }
     let needs = state.sb.features.has(Feature::RECOVER);
+    let mended = if needs { mend_head(draft, state)? } else { None };
     let mut done = Replayed::default();
     match replay_log(draft, state, toll) {
         Ok(Some(replayed)) => done = replayed,
@@ -138,6 +142,7 @@ pub(crate) fn replay(
     if let Ok(sb) = crate::supers::reread(draft) {
         state.sb = sb;
     }
+    done.mended = mended;
     done.was_valid = is_valid(&state.sb);
     done.is_unasked = !needs;
     match done.waiting {
@@ -149,6 +154,35 @@ pub(crate) fn replay(
     state.sb.state.insert(FsState::ERROR);
     state.write_superblock()?;
     Ok(Some(done))
+}
+
+/// Sets fields of the journal's superblock right that follow from others; what was wrong with it.
+fn mend_head(draft: &Arc<Draft>, state: &mut State) -> Fixed<Option<String>> {
+    if is_elsewhere(&state.sb) {
+        return Ok(None);
+    }
+    let runs = journal_record(state).and_then(|record| runs(state, &record));
+    let runs = match runs {
+        Ok(runs) => runs,
+        Err(Trouble::Cannot(_)) => return Ok(None),
+        Err(trouble) => return Err(trouble),
+    };
+    let Some(first) = runs.first().filter(|first| first.journal_start == 0) else {
+        return Ok(None);
+    };
+    let device = first.device_start.0;
+    let blocks = runs.iter().map(|run| run.journal_start.saturating_add(run.len)).max();
+    let bytes = state.read_block(device)?;
+    let mended = log_head::mended(&bytes, state.sb.block_size.bytes(), blocks.unwrap_or(0));
+    let Some(mended) = mended else { return Ok(None) };
+    let why = match JournalSuperblock::decode(&bytes) {
+        Ok(sb) => sb.verify_checksum(&bytes).err().map(|error| error.to_string()),
+        Err(error) => Some(error.to_string()),
+    };
+    state.write_block(device, &mended)?;
+    // Before anything of the log is home.
+    draft.seal();
+    Ok(Some(why.unwrap_or_else(|| "it is not of this file system".into())))
 }
 
 /// The journal's inode, or the copy of its map in the superblock where that inode is none.

@@ -232,6 +232,10 @@ impl<'a> Session<'a> {
                 self.was_valid = replayed.was_valid;
                 self.has_replayed = true;
                 counts = (replayed.transactions, replayed.fast_commits);
+                if let Some(why) = &replayed.mended {
+                    let text = format!("a field of the journal's superblock is wrong: {why}");
+                    self.tell("journal", text, "set it right", Severity::FileSystem);
+                }
                 self.tell_of_log(replayed);
             }
             Ok(None) => {}

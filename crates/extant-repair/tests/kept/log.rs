@@ -418,3 +418,56 @@ fn what_a_mount_leaves_is_no_damage_and_other_orphans_are() {
     assert!(codes.contains("extent-tree"), "{codes}");
     assert_eq!(damage, 0, "{codes}");
 }
+
+/// A journal has the size of its file, blocks of its file system, and a log from its second block on: one of these fields
+/// that says something else costs nothing of what waits.
+#[test]
+fn a_field_of_the_journal_that_follows_from_others_costs_no_log() {
+    let dir = tempdir().unwrap();
+    let left = require!(left_with_a_log(dir.path()));
+    let (head, _) = log_blocks(&left, 4)[0];
+    let mut old = [0; 1024];
+    left.read_at(head, &mut old).unwrap();
+    // Magic, kind, size of blocks, their number, first of the log, number of users.
+    let fields = [
+        (0, 7u32),
+        (4, 2),
+        (12, 4096),
+        (16, 7),
+        (16, 1 << 30),
+        (20, 0),
+        (20, 2),
+        (20, 1 << 25),
+        (64, 99),
+    ];
+    for (at, value) in fields {
+        let mut new = old;
+        new[at..at + 4].copy_from_slice(&value.to_be_bytes());
+        let mut written = new;
+        written[0xfc..0x100].fill(0);
+        let sum = crc32c(!0, &written);
+        written[0xfc..0x100].copy_from_slice(&sum.to_be_bytes());
+        for bytes in [new, written] {
+            let device = left.snapshot();
+            device.write_at(head, &bytes).unwrap();
+            assert!(!said_of_log(&device).is_empty() || !problems(&device).is_empty());
+            let outcome = repaired(&device).unwrap();
+            let context = format!("{value} at {at}: {:#?}", outcome.findings);
+            assert!(outcome.is_clean && outcome.transactions > 5, "{context}");
+            assert!(!outcome.findings.is_empty(), "{context}");
+            assert_eq!(problems(&device), Vec::<String>::new(), "{context}");
+            assert_eq!(e2fsck(&device, dir.path(), false).unwrap(), "", "{context}");
+            let fs = MountOptions::new().open(device).unwrap();
+            for number in 0..6u8 {
+                let read = fs.read(format!("/d/late{number}"));
+                assert!(read.is_ok_and(|read| read == [number; 3000]), "late{number}, {context}");
+            }
+        }
+    }
+    // What is no journal at all does not become one with an empty log and numbers that old transactions have.
+    let device = left.snapshot();
+    device.write_at(head, &[0; 1024]).unwrap();
+    let outcome = repaired(&device).unwrap();
+    assert!(outcome.is_clean && outcome.transactions == 0, "{:#?}", outcome.findings);
+    assert!(outcome.findings.iter().all(|one| !one.message.starts_with("a field")));
+}
