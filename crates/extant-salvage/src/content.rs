@@ -56,11 +56,14 @@ impl Image {
         let mut buffer = Vec::new();
         let block = self.block_bytes() as u64;
         let blocks = source.size.div_ceil(block);
+        let is_sealed = source.record.has(InodeFlags::VERITY);
         let mut used = Used::of(self);
         let mut is_whole = true;
         self.walk_map(source.record, &mut nodes, &mut |piece| {
-            // What lies behind the end is no contents: where the file has holes, these are its blocks.
-            let is_behind = |extent: &Extent| u64::from(extent.file_start.0) >= blocks;
+            // What lies behind the end is no contents: where the file has holes, these are its blocks. The hash
+            // tree of a sealed file is there.
+            let is_behind =
+                |extent: &Extent| !is_sealed && u64::from(extent.file_start.0) >= blocks;
             match &piece {
                 Piece::Data { extent } if is_behind(extent) => used.take_behind(extent),
                 _ => used.take(&piece),
