@@ -471,3 +471,32 @@ fn a_field_of_the_journal_that_follows_from_others_costs_no_log() {
     assert!(outcome.is_clean && outcome.transactions == 0, "{:#?}", outcome.findings);
     assert!(outcome.findings.iter().all(|one| !one.message.starts_with("a field")));
 }
+
+/// What an earlier pass of the log left behind its end is no transaction that follows, if there is no room for those
+/// between.
+#[test]
+fn a_log_ends_before_a_number_that_it_cannot_have_there() {
+    let dir = tempdir().unwrap();
+    let left = require!(left_with_a_log(dir.path()));
+    let (place, last) = *log_blocks(&left, 2).last().unwrap();
+    let mut head = [0; 1024];
+    left.read_at(log_blocks(&left, 4)[0].0, &mut head).unwrap();
+    let mut commit = [0; 1024];
+    left.read_at(place, &mut commit).unwrap();
+    for (ahead, follows) in [(2, true), (40, false)] {
+        let device = left.snapshot();
+        let mut stale = commit;
+        stale[8..12].copy_from_slice(&(last + ahead).to_be_bytes());
+        stale[16..20].fill(0);
+        let sum = crc32c(crc32c(!0, &head[0x30..0x40]), &stale);
+        stale[16..20].copy_from_slice(&sum.to_be_bytes());
+        device.write_at(place + 5 * 1024, &stale).unwrap();
+        assert_eq!(!said_of_log(&device).is_empty(), follows, "{ahead}");
+        let outcome = repaired(&device).unwrap();
+        assert_eq!(outcome.findings.iter().any(|one| one.code == "journal-log"), follows);
+        let fs = MountOptions::new().open(device).unwrap();
+        for number in 0..6u8 {
+            assert_eq!(fs.read(format!("/d/late{number}")).unwrap(), [number; 3000], "{ahead}");
+        }
+    }
+}
