@@ -48,6 +48,8 @@ pub(crate) struct Replayed {
     pub(crate) waiting: Option<Waiting>,
     /// Why nothing, or not all, was brought in.
     pub(crate) trouble: Option<String>,
+    /// Whoever wrote it last had to stop it, which the log says until it is empty.
+    pub(crate) is_aborted: bool,
     /// What was wrong with the journal's superblock, which was set right before.
     pub(crate) mended: Option<String>,
     /// By its superblock the file system was in order, so that the mark that it needs a check is of the replay.
@@ -288,6 +290,7 @@ fn replay_log(draft: &Arc<Draft>, state: &State, toll: Toll<'_>) -> Fixed<Option
         transactions: seen.transactions,
         damaged: seen.damaged.len(),
         at_home: seen.at_home,
+        is_aborted: store.superblock().errno != 0,
         broken: seen.broken.as_ref().map(ToString::to_string),
         ..Replayed::default()
     };

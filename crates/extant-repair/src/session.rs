@@ -167,8 +167,13 @@ pub fn log_damage(
     let mut sb = session.find_superblock(journal.as_ref())?;
     session.findings.clear();
     session.bring_in_log(&mut sb)?;
+    // A check finds that in the journal itself.
+    session.findings.retain(|one| one.code != ABORTED);
     Ok(session.findings)
 }
+
+/// The code of a journal that whoever wrote it had to stop.
+const ABORTED: &str = "journal-state";
 
 /// Options of the checks.
 const CHECK: CheckOptions = CheckOptions {
@@ -235,6 +240,10 @@ impl<'a> Session<'a> {
                 if let Some(why) = &replayed.mended {
                     let text = format!("a field of the journal's superblock is wrong: {why}");
                     self.tell("journal", text, "set it right", Severity::FileSystem);
+                }
+                if replayed.is_aborted {
+                    let text = "journal: it was aborted by an error".to_owned();
+                    self.tell(ABORTED, text, "take the mark away", Severity::Count);
                 }
                 self.tell_of_log(replayed);
             }

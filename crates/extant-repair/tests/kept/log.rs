@@ -500,3 +500,24 @@ fn a_log_ends_before_a_number_that_it_cannot_have_there() {
         }
     }
 }
+
+/// Bringing in a log takes away what it says of errors, which a check finds before.
+#[test]
+fn a_log_that_was_aborted_is_a_finding() {
+    let dir = tempdir().unwrap();
+    let device = require!(left_with_a_log(dir.path()));
+    let (head, _) = log_blocks(&device, 4)[0];
+    let mut bytes = [0; 1024];
+    device.read_at(head, &mut bytes).unwrap();
+    bytes[0x20..0x24].copy_from_slice(&(-5i32).to_be_bytes());
+    bytes[0xfc..0x100].fill(0);
+    let sum = crc32c(!0, &bytes);
+    bytes[0xfc..0x100].copy_from_slice(&sum.to_be_bytes());
+    device.write_at(head, &bytes).unwrap();
+    assert!(problems(&device).iter().any(|one| one.contains("aborted")), "a check finds it");
+    let outcome = repaired(&device).unwrap();
+    let said = |one: &extant_repair::Fix| one.is_damage && one.message.contains("aborted");
+    assert_eq!(outcome.findings.iter().filter(|one| said(one)).count(), 1);
+    assert!(outcome.is_clean && outcome.transactions > 5, "{:#?}", outcome.findings);
+    assert_eq!(problems(&device), Vec::<String>::new());
+}
