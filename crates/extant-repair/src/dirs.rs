@@ -229,7 +229,7 @@ fn within_record(
     let fits = |name_len: usize| DirLayout::dots_need(name_len) <= len;
     let name_len = usize::from(*area.get(at + 6)?);
     let is_next = end == area.len() || decode_entry(area, end, layout).is_ok();
-    if len % 4 != 0 || !fits(1) || fits(name_len) || end > area.len() || !is_next {
+    if !len.is_multiple_of(4) || !fits(1) || fits(name_len) || end > area.len() || !is_next {
         return None;
     }
     let room = area.get(at + dir::HEADER_BYTES..end)?;
