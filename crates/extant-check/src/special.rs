@@ -1,7 +1,7 @@
 //! Files whose contents are metadata: journal, orphan file, quota files, resize inode.
 
 use extant_base::{FsBlock, GroupIndex, Ino};
-use extant_format::features::{Compat, Incompat, RoCompat};
+use extant_format::features::{Compat, Incompat, RoCompat, State};
 use extant_format::inode::{FileKind, Inode};
 use extant_format::jbd2::JournalSuperblock;
 use extant_format::mmp::Mmp;
@@ -105,6 +105,16 @@ impl Checker<'_> {
         self.state_mut().orphans = count;
         if count != 0 && self.base.options.require_no_orphans {
             self.problem(Problem::Orphans { count });
+        }
+        // A mount sets it, whether there are any or not, and takes it away at its end.
+        let sb = &self.base.sb;
+        let is_stale = sb.features.has_ro_compat(RoCompat::ORPHAN_PRESENT)
+            && sb.features.has_compat(Compat::ORPHAN_FILE)
+            && !sb.features.has_incompat(Incompat::RECOVER)
+            && sb.state.contains(State::VALID);
+        if is_stale && count == 0 && self.base.options.require_no_orphans {
+            let (name, why) = ("orphan_present", "the file of orphans has none");
+            self.problem(Problem::FeatureAlone { name, why });
         }
         Ok(())
     }

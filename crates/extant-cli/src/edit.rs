@@ -106,20 +106,7 @@ impl EditArgs {
         options = self.keys.apply(options)?;
         let at_start = self.offset.is_none() && self.partition.is_none();
         let opened = options.open(Arc::clone(&device)).map_err(FsError::from);
-        let fs = opened.map_err(|error| match error {
-            FsError::JournalDeviceMissing { .. } => mount_failure(error, &name, &device, at_start)
-                .hint("pass the device or file with --journal-device"),
-            FsError::Journal(_) | FsError::JournalDevice(_) if error.family() == Family::Damage => {
-                let given = self.journal_device.as_ref().map(|path| {
-                    format!(" --journal-device {}", escape(path.as_os_str().as_bytes()))
-                });
-                mount_failure(error, &name, &device, at_start).hint(format!(
-                    "extant repair{} {name} brings in what can be brought in of it",
-                    given.unwrap_or_default()
-                ))
-            }
-            _ => mount_failure(error, &name, &device, at_start),
-        })?;
+        let fs = opened.map_err(|error| self.failed(error, &name, &device, at_start))?;
         note_journal_error(&fs, &name);
         let orphans = fs.recovered_orphans();
         if orphans.is_some_and(|orphans| orphans.list_ignored || orphans.damaged > 0) {
@@ -129,6 +116,25 @@ impl EditArgs {
             ));
         }
         Ok((fs, name))
+    }
+
+    /// Why an image cannot be opened, with options that commands which change images have.
+    fn failed(&self, error: FsError, name: &str, device: &SharedDevice, at_start: bool) -> Failure {
+        let hint = match &error {
+            FsError::Journal(_) | FsError::JournalDevice(_) if error.family() == Family::Damage => {
+                let given = self.journal_device.as_ref().map(|path| {
+                    format!(" --journal-device {}", escape(path.as_os_str().as_bytes()))
+                });
+                let given = given.unwrap_or_default();
+                Some(format!("extant repair{given} {name} brings in what can be brought in of it"))
+            }
+            _ => None,
+        };
+        let failure = mount_failure(error, name, device, at_start);
+        match hint {
+            Some(hint) => failure.hint(hint),
+            None => failure,
+        }
     }
 }
 
@@ -148,7 +154,9 @@ impl EditArgs {
             source: self.source.clone(),
             ..ReadArgs::default()
         };
-        how.open(file)
+        how.open_or(file, &|error, name, device, at_start| {
+            self.failed(error, name, device, at_start)
+        })
     }
 }
 

@@ -95,18 +95,18 @@ impl From<FsError> for Failure {
             (_, Family::Refusal) => Exit::NotFound,
         };
         let hint = match &error {
-            FsError::JournalDeviceMissing { .. } => Some(
-                "pass the device with --journal-device, or read without the journal: --no-replay",
-            ),
+            FsError::JournalDeviceMissing { .. } => {
+                Some("pass the device or file with --journal-device")
+            }
             FsError::ExternalJournal { .. } => {
                 Some("give the file system's own device, and this one as --journal-device")
             }
-            FsError::Journal(_) if exit == Exit::Image => Some(
-                "extant repair brings in what can be brought in of it; --no-replay reads the image without, in an older state",
-            ),
-            FsError::Corrupt { structure: "superblock" | "group descriptor", .. } => Some(
-                "a backup may be intact: try -b 32768 (8193 for blocks of 1 KiB), or --no-checksums",
-            ),
+            FsError::Journal(_) if exit == Exit::Image => {
+                Some("extant repair brings in what can be brought in of it")
+            }
+            FsError::Corrupt { structure: "superblock" | "group descriptor", .. } => {
+                Some("a backup may be intact: extant repair takes it; extant salvage does without")
+            }
             FsError::CutShort { .. } => Some(
                 "get all of the image again; extant salvage copies what can be read of this part",
             ),

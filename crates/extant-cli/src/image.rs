@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
-use extant::{BlockSize, Fs, FsError, MountOptions};
+use extant::{BlockSize, Family, Fs, FsError, MountOptions};
 use extant_block::{BlockDevice, FileDevice, OpenError, SharedDevice, WindowDevice, partition};
 use extant_image::signature::{Class, Found, PROBE_BYTES, recognise, recognise_device};
 
@@ -325,9 +325,42 @@ pub(crate) fn note_journal_error(fs: &Fs, name: &str) {
     }
 }
 
+/// Returns which option reads an image that does not open: only the commands with [`ReadArgs`] have these.
+fn option_hint(error: &FsError) -> Option<&'static str> {
+    match error {
+        FsError::JournalDeviceMissing { .. } => {
+            Some("pass the device with --journal-device, or read without the journal: --no-replay")
+        }
+        FsError::Journal(_) if error.family() == Family::Damage => Some(
+            "extant repair brings in what can be brought in of it; --no-replay reads the image without, in an older state",
+        ),
+        FsError::Corrupt { structure: "superblock" | "group descriptor", .. } => Some(
+            "a backup may be intact: try -b 32768 (8193 for blocks of 1 KiB), or --no-checksums",
+        ),
+        _ => None,
+    }
+}
+
 impl ReadArgs {
     /// Opens the image in `file`; its name for messages comes along.
     pub(crate) fn open(&self, file: &Path) -> Result<(Fs, String)> {
+        self.open_or(file, &|error, name, device, at_start| {
+            let hint = option_hint(&error);
+            let failure = mount_failure(error, name, device, at_start);
+            match hint {
+                Some(hint) => failure.hint(hint),
+                None => failure,
+            }
+        })
+    }
+
+    /// Does what [`ReadArgs::open`] does; `failed` says why the image cannot be opened, for commands with other
+    /// options.
+    pub(crate) fn open_or(
+        &self,
+        file: &Path,
+        failed: &dyn Fn(FsError, &str, &SharedDevice, bool) -> Failure,
+    ) -> Result<(Fs, String)> {
         let name = escape(file.as_os_str().as_bytes());
         let device = self.source.open_read_only(file).map_err(|error| opening(error, file))?;
         let device = window(device, self.offset, self.partition)?;
@@ -340,7 +373,7 @@ impl ReadArgs {
         let at_start = self.offset.is_none() && self.partition.is_none();
         let fs = self
             .mount(&options, &device)
-            .map_err(|error| mount_failure(error, &name, &device, at_start))?;
+            .map_err(|error| failed(error, &name, &device, at_start))?;
         note_journal_error(&fs, &name);
         Ok((fs, name))
     }

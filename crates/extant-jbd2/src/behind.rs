@@ -73,7 +73,9 @@ pub(crate) fn behind(
             header.block_type,
             BlockType::Descriptor | BlockType::Revoke | BlockType::Commit
         );
-        if is_own && follows(header.tid, end, len) && is_whole(&format, header, &bytes) {
+        // Each transaction has a block at least, and what an earlier pass of the log left there has any number.
+        let room = u32::try_from(blocks.len()).unwrap_or(len);
+        if is_own && follows(header.tid, end, room) && is_whole(&format, header, &bytes) {
             certain = blocks.len();
             found = found.or(Some(header.tid).filter(|tid| *tid != end));
         }

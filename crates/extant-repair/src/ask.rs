@@ -15,6 +15,9 @@ pub struct Fix {
     pub severity: Severity,
     /// Objects of the problem.
     pub objects: Objects,
+    /// Whether a check finds it, too: not what Linux leaves when a machine stops, and what follows from that, and no
+    /// order that is only better than the one there is.
+    pub is_damage: bool,
     /// What the repair costs that another command may save before anything is written.
     pub hint: Option<String>,
     /// Why it was left as it is; `None`: it was set right.
@@ -22,13 +25,14 @@ pub struct Fix {
 }
 
 impl Fix {
-    pub(crate) fn of(problem: &Problem) -> Fix {
+    pub(crate) fn of(problem: &Problem, is_damage: bool) -> Fix {
         Fix {
             code: problem.code(),
             message: problem.to_string(),
             fix: problem.fix(),
             severity: problem.severity(),
             objects: problem.objects(),
+            is_damage,
             hint: None,
             left: None,
         }

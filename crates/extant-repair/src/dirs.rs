@@ -25,6 +25,8 @@ use extant_format::record::{self, Record, put, u32_at};
 const FILL_PERCENT: u8 = 80;
 /// Shortest name that encryption makes.
 const ENCRYPTED_NAME_MIN: usize = 16;
+/// Encrypted names are filled up to a multiple of this, or more.
+const ENCRYPTED_NAME_STEP: usize = 4;
 
 impl From<DirFault> for Trouble {
     fn from(fault: DirFault) -> Trouble {
@@ -161,8 +163,8 @@ pub(crate) fn layout_of(state: &State, record: &Record) -> DirLayout {
 }
 
 /// Returns the entries of an area, `.` and `..` included, and whether the area was valid. Behind an
-/// invalid record it continues at the next place that looks like one; a record of which nothing but the length is wrong
-/// keeps its name.
+/// invalid record it continues at the next place that looks like one; a record of which nothing but a length is wrong,
+/// its own or that of its name, keeps its name.
 pub(crate) fn salvage(state: &State, area: &[u8], layout: DirLayout) -> (Vec<Kept>, bool) {
     let inodes = state.sb.inodes_count;
     let mut found = Vec::new();
@@ -186,7 +188,9 @@ pub(crate) fn salvage(state: &State, area: &[u8], layout: DirLayout) -> (Vec<Kep
             }
             Err(_) => {
                 is_right = false;
-                match without_length(state, area, at, layout) {
+                let kept = within_record(state, area, at, layout)
+                    .or_else(|| without_length(state, area, at, layout));
+                match kept {
                     Some((kept, len)) => {
                         found.push(kept);
                         at += len;
@@ -210,6 +214,51 @@ fn has_dots_at(area: &[u8], at: usize) -> bool {
     area.get(at + 6) == Some(&2) && area.get(at + 8..at + 10) == Some(b"..")
 }
 
+/// Returns the entry at `at` and the bytes of its record, where the record ends at another one, or with its area, and only
+/// the length of the name does not fit into it: the name is what is there, to the first zero. One that is encrypted may
+/// have zeros; it is as long as it can be, in steps of the shortest padding.
+fn within_record(
+    state: &State,
+    area: &[u8],
+    at: usize,
+    layout: DirLayout,
+) -> Option<(Kept, usize)> {
+    let len = u16::from_le_bytes(area.get(at + 4..at + 6)?.try_into().ok()?);
+    let len = dir::decode_rec_len(len, layout.block_size) as usize;
+    let end = at.checked_add(len)?;
+    let fits = |name_len: usize| DirLayout::dots_need(name_len) <= len;
+    let name_len = usize::from(*area.get(at + 6)?);
+    let is_next = end == area.len() || decode_entry(area, end, layout).is_ok();
+    if !len.is_multiple_of(4) || !fits(1) || fits(name_len) || end > area.len() || !is_next {
+        return None;
+    }
+    let room = area.get(at + dir::HEADER_BYTES..end)?;
+    let room = room.get(..dir::NAME_MAX).unwrap_or(room);
+    let plain = room.iter().position(|byte| *byte == 0).unwrap_or(room.len());
+    let name_len = match plain {
+        plain if !layout.encrypted || dir::is_dots(&room[..plain]) => plain,
+        // The hash behind it says nothing of where it begins.
+        _ if layout.stored_hash => return None,
+        _ => room.len() - room.len() % ENCRYPTED_NAME_STEP,
+    };
+    let mut record = area.get(at..end)?.to_vec();
+    put(&mut record, 6, &[u8::try_from(name_len).ok()?]);
+    let kept = told(state, &record, layout)?;
+    Some((kept, len))
+}
+
+/// Returns the entry of a record if it has a name that may be, and the type of the inode in use that it leads to.
+fn told(state: &State, record: &[u8], layout: DirLayout) -> Option<Kept> {
+    let entry = decode_entry(record, 0, layout).ok().filter(|entry| entry.is_used())?;
+    let may_be = match layout.encrypted && !dir::is_dots(entry.name) {
+        true => entry.name.len() >= ENCRYPTED_NAME_MIN,
+        false => !entry.name.is_empty() && !entry.name.iter().any(|byte| matches!(byte, 0 | b'/')),
+    };
+    let view = state.view(entry.ino).filter(|_| may_be)?;
+    let has_type = !layout.filetype || entry.file_type == FileType::from_mode(view.mode);
+    has_type.then(|| Kept::of(&entry))
+}
+
 /// Returns the entry at `at` whatever its record says of its length, and the bytes that it needs: if it has a name that
 /// may be, and the type of the inode in use that it leads to.
 fn without_length(
@@ -223,14 +272,7 @@ fn without_length(
     let needed = u32::try_from(len).ok()?;
     let mut record = area.get(at..at.checked_add(len)?)?.to_vec();
     put(&mut record, 4, &dir::encode_rec_len(needed, layout.block_size)?.to_le_bytes());
-    let entry = decode_entry(&record, 0, layout).ok().filter(|entry| entry.is_used())?;
-    let may_be = match layout.encrypted && !dir::is_dots(entry.name) {
-        true => entry.name.len() >= ENCRYPTED_NAME_MIN,
-        false => !entry.name.is_empty() && !entry.name.iter().any(|byte| matches!(byte, 0 | b'/')),
-    };
-    let view = state.view(entry.ino).filter(|_| may_be)?;
-    let has_type = !layout.filetype || entry.file_type == FileType::from_mode(view.mode);
-    has_type.then(|| (Kept::of(&entry), len))
+    Some((told(state, &record, layout)?, len))
 }
 
 fn is_plausible(area: &[u8], at: usize, layout: DirLayout, inodes: u32) -> bool {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use extant::MountOptions;
 use extant_base::Ino;
-use extant_block::{BlockDevice, SharedDevice};
-use extant_check::{CheckOptions, Problem, check};
+use extant_block::SharedDevice;
+use extant_check::Problem;
 use extant_format::extent::ExtentState;
 use extant_format::features::{Compat, Feature, State as FsState};
 use extant_format::inode::{FileKind, InodeFlags};
@@ -25,6 +25,7 @@ use crate::draft::Draft;
 use crate::elsewhere::{self, is_elsewhere};
 use crate::empty_log::new_superblock;
 use crate::error::{Fixed, Trouble};
+use crate::log_head;
 use crate::state::State;
 use crate::twice;
 use extant_change::is_extent_node;
@@ -47,6 +48,10 @@ pub(crate) struct Replayed {
     pub(crate) waiting: Option<Waiting>,
     /// Why nothing, or not all, was brought in.
     pub(crate) trouble: Option<String>,
+    /// Whoever wrote it last had to stop it, which the log says until it is empty.
+    pub(crate) is_aborted: bool,
+    /// What was wrong with the journal's superblock, which was set right before.
+    pub(crate) mended: Option<String>,
     /// By its superblock the file system was in order, so that the mark that it needs a check is of the replay.
     pub(crate) was_valid: bool,
 }
@@ -111,15 +116,20 @@ pub(crate) fn is_valid(sb: &Superblock) -> bool {
 }
 
 /// Brings in what the log holds. The file system is marked as in need of a check.
-pub(crate) fn replay(draft: &Arc<Draft>, state: &mut State) -> Fixed<Option<Replayed>> {
+pub(crate) fn replay(
+    draft: &Arc<Draft>,
+    state: &mut State,
+    toll: Toll<'_>,
+) -> Fixed<Option<Replayed>> {
     let has_journal = state.sb.features.has_compat(Compat::HAS_JOURNAL);
     let is_given = is_elsewhere(&state.sb) && draft.journal().is_some();
     if !has_journal || (state.sb.journal_inode.0 == 0 && !is_given) {
         return Ok(None);
     }
     let needs = state.sb.features.has(Feature::RECOVER);
+    let mended = if needs { mend_head(draft, state)? } else { None };
     let mut done = Replayed::default();
-    match replay_log(draft, state) {
+    match replay_log(draft, state, toll) {
         Ok(Some(replayed)) => done = replayed,
         Ok(None) if !needs => return Ok(None),
         Ok(None) => {}
@@ -134,6 +144,7 @@ pub(crate) fn replay(draft: &Arc<Draft>, state: &mut State) -> Fixed<Option<Repl
     if let Ok(sb) = crate::supers::reread(draft) {
         state.sb = sb;
     }
+    done.mended = mended;
     done.was_valid = is_valid(&state.sb);
     done.is_unasked = !needs;
     match done.waiting {
@@ -145,6 +156,35 @@ pub(crate) fn replay(draft: &Arc<Draft>, state: &mut State) -> Fixed<Option<Repl
     state.sb.state.insert(FsState::ERROR);
     state.write_superblock()?;
     Ok(Some(done))
+}
+
+/// Sets fields of the journal's superblock right that follow from others; what was wrong with it.
+fn mend_head(draft: &Arc<Draft>, state: &mut State) -> Fixed<Option<String>> {
+    if is_elsewhere(&state.sb) {
+        return Ok(None);
+    }
+    let runs = journal_record(state).and_then(|record| runs(state, &record));
+    let runs = match runs {
+        Ok(runs) => runs,
+        Err(Trouble::Cannot(_)) => return Ok(None),
+        Err(trouble) => return Err(trouble),
+    };
+    let Some(first) = runs.first().filter(|first| first.journal_start == 0) else {
+        return Ok(None);
+    };
+    let device = first.device_start.0;
+    let blocks = runs.iter().map(|run| run.journal_start.saturating_add(run.len)).max();
+    let bytes = state.read_block(device)?;
+    let mended = log_head::mended(&bytes, state.sb.block_size.bytes(), blocks.unwrap_or(0));
+    let Some(mended) = mended else { return Ok(None) };
+    let why = match JournalSuperblock::decode(&bytes) {
+        Ok(sb) => sb.verify_checksum(&bytes).err().map(|error| error.to_string()),
+        Err(error) => Some(error.to_string()),
+    };
+    state.write_block(device, &mended)?;
+    // Before anything of the log is home.
+    draft.seal();
+    Ok(Some(why.unwrap_or_else(|| "it is not of this file system".into())))
 }
 
 /// The journal's inode, or the copy of its map in the superblock where that inode is none.
@@ -194,46 +234,29 @@ fn copied_record(state: &State) -> Record {
     copy
 }
 
-/// Number of broken rules of an image as it lies there; those of the superblock and of the journal itself say nothing
-/// of what either is worth.
-fn problems_of(device: &dyn BlockDevice) -> u64 {
-    let options = CheckOptions {
-        require_replayed: false,
-        require_no_orphans: false,
-        require_clean_state: false,
-        strict_totals: false,
-        max_problems: 10_000,
-        threads: None,
-        skip_unreadable: true,
-    };
-    let counts = |problem: &&Problem| {
-        !matches!(
-            problem,
-            Problem::SuperblockChecksum(..)
-                | Problem::SuperblockCount { .. }
-                | Problem::Journal(..)
-                | Problem::JournalChecksum(..)
-                | Problem::JournalState { .. }
-                | Problem::SpecialInode { field: "s_journal_inum", .. }
-        )
-    };
-    check(device, &options).map_or(u64::MAX, |report| {
-        let counted = report.problems.iter().filter(counts).count() as u64;
-        report.dropped.saturating_add(counted)
-    })
-}
+/// Tells how many findings, other than what can be computed, a repair of an image has when nothing is in its log.
+pub(crate) type Toll<'a> = &'a dyn Fn(SharedDevice) -> u64;
 
-/// Returns whether an image is in better order with the part of its log before damage, which is older than some of
-/// what is home: where everything was home already, as on a system that had nothing to do, that part takes back
-/// what came later. Of two that are as good, the later one is better.
-fn is_better(draft: &Arc<Draft>, store: &LogStore, seen: &Replay) -> bool {
+/// Returns whether less is to be repaired with the part of the log before damage, which is older than `newer` blocks
+/// of what is home: where everything was home already, as on a system that had nothing to do, that part takes back
+/// what came later. Each block that is taken back counts as a finding: what is damaged for another reason must not
+/// cost all that is home. Broken rules say little: those of one descriptor are as many as its group has files, and
+/// right again with it. Of two that are as good, the later one is better.
+fn is_better(
+    draft: &Arc<Draft>,
+    store: &LogStore,
+    seen: &Replay,
+    newer: usize,
+    toll: Toll<'_>,
+) -> bool {
     let log = Arc::clone(store.reader()) as Arc<dyn JournalReader>;
     let home: SharedDevice = Arc::clone(draft) as SharedDevice;
-    let shown = ReplayedDevice::new(home, log, Arc::new(seen.blocks.clone()));
-    problems_of(&shown) < problems_of(&**draft)
+    let blocks = Arc::new(seen.blocks.clone());
+    let shown = Arc::new(ReplayedDevice::new(Arc::clone(&home), log, blocks));
+    toll(shown).saturating_add(newer as u64) < toll(home)
 }
 
-fn replay_log(draft: &Arc<Draft>, state: &State) -> Fixed<Option<Replayed>> {
+fn replay_log(draft: &Arc<Draft>, state: &State, toll: Toll<'_>) -> Fixed<Option<Replayed>> {
     let home: SharedDevice = Arc::clone(draft) as SharedDevice;
     let not = |error: RecoveryError| Trouble::cannot(error.to_string());
     let given = if is_elsewhere(&state.sb) { elsewhere::log(draft)? } else { None };
@@ -258,7 +281,8 @@ fn replay_log(draft: &Arc<Draft>, state: &State) -> Fixed<Option<Replayed>> {
     let seen = seen.map_err(not)?;
     if let Some(broken) = &seen.broken {
         let newer = newer_at_home(&**store.reader(), store.superblock(), &seen, &**draft);
-        if !newer.map_err(not)?.is_empty() && !is_better(draft, &store, &seen) {
+        let newer = newer.map_err(not)?.len();
+        if newer > 0 && !is_better(draft, &store, &seen, newer, toll) {
             return Err(Trouble::cannot(broken.to_string()));
         }
     }
@@ -266,6 +290,7 @@ fn replay_log(draft: &Arc<Draft>, state: &State) -> Fixed<Option<Replayed>> {
         transactions: seen.transactions,
         damaged: seen.damaged.len(),
         at_home: seen.at_home,
+        is_aborted: store.superblock().errno != 0,
         broken: seen.broken.as_ref().map(ToString::to_string),
         ..Replayed::default()
     };

@@ -47,6 +47,7 @@ mod error;
 mod hold;
 mod inodes;
 mod journal;
+mod log_head;
 mod lost;
 mod map;
 mod plan;

@@ -74,6 +74,10 @@ struct Session<'a> {
     rounds: u32,
     /// The file system was marked as in order, so that the mark that it is not is the repair's own.
     was_valid: bool,
+    /// A log was brought in: the next mount deletes and shortens the orphans.
+    has_replayed: bool,
+    /// A check finds nothing wrong: what there is to be done is what Linux left, and what follows from that.
+    is_sound: bool,
     /// Trees of extents were looked at.
     trees_are_done: bool,
     /// The blocks of the resize inode were set right once.
@@ -163,8 +167,13 @@ pub fn log_damage(
     let mut sb = session.find_superblock(journal.as_ref())?;
     session.findings.clear();
     session.bring_in_log(&mut sb)?;
+    // A check finds that in the journal itself.
+    session.findings.retain(|one| one.code != ABORTED);
     Ok(session.findings)
 }
+
+/// The code of a journal that whoever wrote it had to stop.
+const ABORTED: &str = "journal-state";
 
 /// Options of the checks.
 const CHECK: CheckOptions = CheckOptions {
@@ -193,6 +202,8 @@ impl<'a> Session<'a> {
             stale_backups: false,
             rounds: 0,
             was_valid: false,
+            has_replayed: false,
+            is_sound: false,
             trees_are_done: false,
             has_fixed_resize: false,
             waiting: None,
@@ -220,10 +231,20 @@ impl<'a> Session<'a> {
     fn bring_in_log(&mut self, sb: &mut Superblock) -> Result<(u32, u32), RepairError> {
         let mut state = self.state_for_journal(sb)?;
         let mut counts = (0, 0);
-        match journal::replay(&self.draft, &mut state) {
+        let toll = |device| self.toll(device);
+        match journal::replay(&self.draft, &mut state, &toll) {
             Ok(Some(replayed)) => {
                 self.was_valid = replayed.was_valid;
+                self.has_replayed = true;
                 counts = (replayed.transactions, replayed.fast_commits);
+                if let Some(why) = &replayed.mended {
+                    let text = format!("a field of the journal's superblock is wrong: {why}");
+                    self.tell("journal", text, "set it right", Severity::FileSystem);
+                }
+                if replayed.is_aborted {
+                    let text = "journal: it was aborted by an error".to_owned();
+                    self.tell(ABORTED, text, "take the mark away", Severity::Count);
+                }
                 self.tell_of_log(replayed);
             }
             Ok(None) => {}
@@ -232,6 +253,34 @@ impl<'a> Session<'a> {
         }
         *sb = supers::reread(&self.draft)?;
         Ok(counts)
+    }
+
+    /// Repairs an image in memory, with nothing in its log; the number of findings, without what can be computed.
+    fn toll(&self, device: SharedDevice) -> u64 {
+        let journal = self.draft.journal().map(|journal| Arc::new(journal) as SharedDevice);
+        let draft = Arc::new(Draft::over_both(device, journal));
+        let mut yes = Yes;
+        let options = RepairOptions { now: i64::from(self.now) };
+        let mut session = Session::new(&draft, &options, &mut yes);
+        match session.try_without_log() {
+            Ok(()) => {
+                let counts = |one: &&Fix| one.severity != Severity::Count || one.left.is_some();
+                session.findings.iter().filter(counts).count() as u64
+            }
+            Err(_) => u64::MAX,
+        }
+    }
+
+    /// Does what a repair does once the log is empty.
+    fn try_without_log(&mut self) -> Result<(), RepairError> {
+        let mut sb = supers::reread(&self.draft)?;
+        let mut state = self.state_for_journal(&sb)?;
+        journal::empty_log(&mut state).map_err(give_up)?;
+        state.sb.features.remove(Feature::RECOVER);
+        state.write_superblock().map_err(give_up)?;
+        sb = supers::reread(&self.draft)?;
+        self.renew_by_copies(&mut sb)?;
+        self.rounds(&mut sb).map(drop)
     }
 
     fn tell_of_log(&mut self, replayed: journal::Replayed) {
@@ -268,7 +317,8 @@ impl<'a> Session<'a> {
     /// Asks about something that the checker has no problem for.
     fn tell(&mut self, code: &'static str, message: String, fix: &'static str, severity: Severity) {
         let objects = Objects::default();
-        let mut finding = Fix { code, message, fix, severity, objects, hint: None, left: None };
+        let mut finding =
+            Fix { code, message, fix, severity, objects, is_damage: true, hint: None, left: None };
         if self.ask.ask(&finding) != Decision::Fix {
             // Nothing else can be looked at without it.
             finding.left = Some("the answer was no".into());
@@ -331,6 +381,12 @@ impl<'a> Session<'a> {
             };
             let options = CheckOptions { require_replayed: self.waiting.is_none(), ..CHECK };
             let mut exam = examine(&*self.draft, &options, &mut meet)?;
+            if self.rounds == 1 {
+                let is_left = |problem: &Problem| is_left_by_linux(problem, self.has_replayed);
+                self.is_sound = self.findings.is_empty()
+                    && exam.report.dropped == 0
+                    && exam.report.problems.iter().all(is_left);
+            }
             let wanted = std::mem::take(&mut exam.wanted);
             let first = wanted.iter().map(phase).min();
             if self.waiting.is_some() && first.is_none_or(|first| first >= Phase::State) {
@@ -437,6 +493,7 @@ impl<'a> Session<'a> {
                 fix: "write the tree anew",
                 severity: Severity::Count,
                 objects: Objects { ino: Some(ino), ..Objects::default() },
+                is_damage: false,
                 hint: None,
                 left: None,
             };
@@ -514,7 +571,7 @@ impl<'a> Session<'a> {
         for problem in batch {
             let key = problem.to_string();
             if !self.asked.contains_key(&key) && !self.is_own_mark(&problem) {
-                let mut finding = Fix::of(&problem);
+                let mut finding = Fix::of(&problem, !self.is_sound);
                 finding.hint = hints.get(&key).cloned();
                 let answer = self.ask.ask(&finding);
                 self.asked.insert(key.clone(), self.findings.len());
@@ -557,7 +614,7 @@ impl<'a> Session<'a> {
             return;
         }
         let at = *self.asked.entry(key.clone()).or_insert_with(|| {
-            self.findings.push(Fix::of(problem));
+            self.findings.push(Fix::of(problem, !self.is_sound));
             self.findings.len() - 1
         });
         if let Some(finding) = self.findings.get_mut(at) {
@@ -602,6 +659,17 @@ impl<'a> Session<'a> {
             write_backups(&state).map_err(give_up)?;
         }
         Ok(())
+    }
+}
+
+/// Returns whether a problem is no damage, as of an image that was in use when its machine stopped: Linux writes the
+/// totals of the superblock now and then, and neither it nor e2fsck believes them; orphans are what the next mount
+/// ends, where it has a log to bring in.
+fn is_left_by_linux(problem: &Problem, has_replayed: bool) -> bool {
+    match problem {
+        Problem::SuperblockCount { .. } | Problem::State { .. } => true,
+        Problem::Orphans { .. } => has_replayed,
+        _ => false,
     }
 }
 

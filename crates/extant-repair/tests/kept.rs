@@ -5,6 +5,8 @@ mod common;
 mod elsewhere;
 #[path = "kept/log.rs"]
 mod log;
+#[path = "kept/names.rs"]
+mod names;
 
 use std::fmt::Write as _;
 use std::fs;

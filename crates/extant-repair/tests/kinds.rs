@@ -770,6 +770,8 @@ fn orphan_files() {
     run(
         SETS[6],
         &[
+            // Who has it set, and has unmounted: e2fsck finds that, too.
+            case("feature orphan_present", &["feature-alone"], &[]),
             case("feature ^filetype", &["entry-type", "block-bitmap"], &[]),
             case(
                 "set_super_value orphan_file_inum 0",

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use extant_format::extent::ExtentState;
+use extant_format::extent::{Extent, ExtentState};
 use extant_format::inline::{self, BLOCK_BYTES};
 use extant_format::inode::InodeFlags;
 use extant_format::record::Record;
@@ -55,10 +55,19 @@ impl Image {
         let mut stop = None;
         let mut buffer = Vec::new();
         let block = self.block_bytes() as u64;
+        let blocks = source.size.div_ceil(block);
+        let is_sealed = source.record.has(InodeFlags::VERITY);
         let mut used = Used::of(self);
         let mut is_whole = true;
         self.walk_map(source.record, &mut nodes, &mut |piece| {
-            used.take(&piece);
+            // What lies behind the end is no contents: where the file has holes, these are its blocks. The hash
+            // tree of a sealed file is there.
+            let is_behind =
+                |extent: &Extent| !is_sealed && u64::from(extent.file_start.0) >= blocks;
+            match &piece {
+                Piece::Data { extent } if is_behind(extent) => used.take_behind(extent),
+                _ => used.take(&piece),
+            }
             let (from, to) = match piece {
                 Piece::Node { .. } | Piece::Unwritten { .. } => return true,
                 Piece::Doubt { why } => {
@@ -246,6 +255,12 @@ impl Used {
         let clusters = last.saturating_sub(first).saturating_add(1).saturating_sub(is_shared);
         self.clusters = self.clusters.saturating_add(clusters);
         self.last = Some(last);
+    }
+
+    /// Takes a run behind the end of the file, which only shows that a block is in two places.
+    fn take_behind(&mut self, extent: &Extent) {
+        let first = extent.device_start.0;
+        self.run(first..first.saturating_add(u64::from(extent.len.0)));
     }
 
     fn run(&mut self, blocks: Range<u64>) {

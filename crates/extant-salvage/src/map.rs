@@ -131,6 +131,10 @@ impl Walk<'_> {
                 self.lost(known, first, Why::Map);
             }
             strangers = false;
+            if first < known && number > 0 {
+                // Entries are in order, and none reaches over the next: one of the two is damaged.
+                self.say(Piece::Doubt { why: Why::Map });
+            }
             if depth == 0 {
                 known = known.max(self.extent(raw, to));
                 continue;

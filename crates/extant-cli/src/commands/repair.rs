@@ -297,7 +297,9 @@ impl RepairArgs {
             () if is_left => Exit::Image,
             // As e2fsck: to bring in the journal is no repair.
             () if outcome.findings.is_empty() => Exit::Success,
-            () if self.dry_run && outcome.findings.iter().all(is_no_damage) => Exit::Success,
+            () if self.dry_run && outcome.findings.iter().all(|one| !one.is_damage) => {
+                Exit::Success
+            }
             // Nothing was set right yet.
             () if self.dry_run => Exit::Image,
             () => Exit::Partial,
@@ -357,7 +359,7 @@ impl RepairArgs {
             )?,
             () if left > 0 => writeln!(out, "{name}: {found}, {left} left")?,
             () if written => writeln!(out, "{name}: {found}, all set right")?,
-            () if outcome.findings.iter().all(is_no_damage) => writeln!(
+            () if outcome.findings.iter().all(|one| !one.is_damage) => writeln!(
                 out,
                 "{name}: clean: what would be written is no damage, which extant check passes over, as e2fsck -n does"
             )?,
@@ -366,12 +368,6 @@ impl RepairArgs {
         out.flush()?;
         Ok(())
     }
-}
-
-/// Returns whether a finding is no damage by itself, as of an image that was in use when its machine stopped: Linux
-/// writes the totals of the superblock now and then, and neither it nor e2fsck believes them.
-fn is_no_damage(finding: &Fix) -> bool {
-    matches!(finding.code, "superblock-count" | "state")
 }
 
 /// Says that another host is given time to show itself.

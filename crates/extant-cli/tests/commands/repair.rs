@@ -314,7 +314,9 @@ fn a_damaged_log_on_another_device_is_checked_and_repaired_with_that_device() {
         let told = with(&["repair", "-n"]).ends_with(4).out();
         assert!(told.contains("the log is damaged behind 1 transactions"), "{told}");
         if damage != [0; 8] {
-            with(&["replay"]).ends_with(4).hints("extant repair");
+            with(&["replay"])
+                .ends_with(4)
+                .hints("extant repair --journal-device j.img a.img brings in");
             place
                 .run(&["mkdir", "--journal-device", "j.img", "a.img:/new"])
                 .ends_with(4)
@@ -334,6 +336,38 @@ fn a_damaged_log_on_another_device_is_checked_and_repaired_with_that_device() {
     assert!(fsck.is_none_or(|done| done.status.success()));
     // Both are in use as before.
     with(&["replay"]).succeeds();
+}
+
+/// What to do about a damaged log is said with options that the command has.
+#[test]
+fn each_command_hints_at_its_own_options() {
+    let place = Place::new();
+    place.run(&["mkfs", "-q", "-b", "1024", "a.img", "16M"]).succeeds();
+    std::fs::write(place.path("block"), [7; 1024]).unwrap();
+    let commands = "jo -c\njw -b 9000 block\njc\njo -c\njw -b 9001 block\njc\n";
+    std::fs::write(place.path("commands"), commands).unwrap();
+    if tool("debugfs", &["-w", "-f", "commands", "a.img"], place.0.path()).is_none() {
+        return;
+    }
+    let mut image = std::fs::read(place.path("a.img")).unwrap();
+    let all = commits(&image);
+    assert_eq!(all.len(), 2, "{all:?}");
+    image[all[0] + 16] ^= 1;
+    std::fs::write(place.path("a.img"), &image).unwrap();
+    for words in [&["replay", "a.img"][..], &["mkdir", "a.img:/new"]] {
+        let ran = place.run(words).ends_with(4).hints("extant repair a.img brings in");
+        assert!(!ran.err().contains("--no-replay"), "{}", ran.err());
+    }
+    place.run(&["ls", "a.img"]).ends_with(4).hints("--no-replay reads the image without");
+    place.run(&["ls", "--no-replay", "a.img"]).succeeds();
+    // And of a superblock: its label.
+    place.run(&["mkfs", "-q", "-b", "1024", "b.img", "16M"]).succeeds();
+    let mut image = std::fs::read(place.path("b.img")).unwrap();
+    image[1024 + 0x78] ^= 1;
+    std::fs::write(place.path("b.img"), &image).unwrap();
+    let ran = place.run(&["replay", "b.img"]).ends_with(4).hints("extant repair");
+    assert!(!ran.err().contains("-b 32768"), "{}", ran.err());
+    place.run(&["ls", "b.img"]).ends_with(4).hints("-b 32768");
 }
 
 #[test]

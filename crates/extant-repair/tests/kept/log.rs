@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use extant::MountOptions;
+use extant::{GroupIndex, MountOptions};
 use extant_block::{BlockDevice, MemoryDevice};
 use extant_format::checksum::crc32c;
 use extant_format::jbd2::JournalSuperblock;
@@ -101,6 +101,40 @@ fn a_part_of_the_log_takes_back_nothing_that_is_home() {
     let fs = MountOptions::new().open(home).unwrap();
     for number in 0..6u8 {
         assert_eq!(fs.read(format!("/d/late{number}")).unwrap(), [number; 3000]);
+    }
+}
+
+/// Damage of one file, or of a descriptor with all files of its group, has nothing to do with the log, and the old copies
+/// of their blocks in the log are whole.
+#[test]
+fn other_damage_of_an_image_takes_back_nothing_that_is_home() {
+    let dir = tempdir().unwrap();
+    let left = require!(left_with_a_log(dir.path()));
+    let home = left.snapshot();
+    assert!(repaired(&home).unwrap().is_clean);
+    let fs = MountOptions::new().open(home.snapshot()).unwrap();
+    let index = fs.resolve("/d/file5").unwrap().ino().0 - 1;
+    assert!(index < fs.superblock().inodes_per_group, "inode {index}");
+    let table = fs.group(GroupIndex(0)).unwrap().inode_table.0;
+    let links = table * 1024 + u64::from(index) * u64::from(fs.superblock().inode_size) + 0x1a;
+    let mut bytes = [0; 1024];
+    for place in [1024, log_blocks(&left, 4)[0].0] {
+        left.read_at(place, &mut bytes).unwrap();
+        home.write_at(place, &bytes).unwrap();
+    }
+    home.write_at(log_blocks(&left, 1)[2].0 + 1020, &[1, 2, 3, 4]).unwrap();
+    // The checksum of each is wrong with it.
+    for (place, bytes) in [(links, [7, 0]), (2048 + 8, [0x55, 0x22])] {
+        let damaged = home.snapshot();
+        damaged.write_at(place, &bytes).unwrap();
+        assert!(repaired(&damaged).unwrap().is_clean);
+        assert_eq!(problems(&damaged), Vec::<String>::new());
+        let fs = MountOptions::new().open(damaged).unwrap();
+        for number in 0..6u8 {
+            let read = fs.read(format!("/d/late{number}"));
+            assert!(read.is_ok_and(|read| read == [number; 3000]), "late{number}, {place}");
+        }
+        assert_eq!(fs.read("/d/file5").unwrap(), vec![6; 15000]);
     }
 }
 
@@ -339,4 +373,151 @@ fn a_superblock_in_the_log_that_names_a_journal_device_is_set_right_at_once() {
     device.read_at(1024, &mut bytes).unwrap();
     assert_eq!((&bytes[0xd0..0xe0], bytes[0xe0]), (&[0; 16][..], 8));
     assert_eq!(log_blocks(&device, 4)[0].0, before);
+}
+
+/// What Linux leaves when a machine stops, and what e2fsck -fn proposes without a word of damage: a check passes both over.
+#[test]
+fn what_a_mount_leaves_is_no_damage_and_other_orphans_are() {
+    let dir = tempdir().unwrap();
+    let device = Arc::new(require!(sample(dir.path(), SETS[3])));
+    let options = MountOptions::new().read_only(false).background(false);
+    let fs = options.open(Arc::clone(&device)).unwrap();
+    let open = fs.resolve("/d/file5").unwrap();
+    fs.resolve("/d").unwrap().unlink("file5").unwrap();
+    let other = fs.resolve("/d/file6").unwrap().ino();
+    fs.sync().unwrap();
+    let left = device.snapshot();
+    drop(open);
+    fs.unmount().unwrap();
+    let told = |device: &MemoryDevice| {
+        let findings = planned(device).unwrap().findings;
+        let codes: Vec<&str> = findings.iter().map(|one| one.code).collect();
+        let damage = findings.iter().filter(|one| one.is_damage).count();
+        (codes.join(" "), damage)
+    };
+    assert_eq!(said_of_log(&left), Vec::<String>::new());
+    let (codes, damage) = told(&left);
+    assert!(codes.contains("orphans") && codes.contains("bitmap"), "{codes}");
+    assert_eq!(damage, 0, "{codes}");
+    assert_eq!(e2fsck(&device, dir.path(), false).unwrap(), "");
+
+    let path = dir.path().join("other.img");
+    let with = |commands: &str| {
+        let _removed = fs::remove_file(&path);
+        image::save(&device, &path);
+        oracle::debugfs(&path, true, commands).unwrap();
+        image::load(&path)
+    };
+    // Of an image that was unmounted, nobody is to delete any.
+    let (codes, damage) = told(&with(&format!("ssv last_orphan {other}\nsif <{other}> dtime 0")));
+    assert!(codes.contains("orphans") && damage > 0, "{codes}");
+    // A tree that could be smaller.
+    with("punch /sparse 4 400");
+    oracle::e2fsck_as(&path, "-fy", &["-E", "no_optimize_extents"]).unwrap();
+    let (codes, damage) = told(&image::load(&path));
+    assert!(codes.contains("extent-tree"), "{codes}");
+    assert_eq!(damage, 0, "{codes}");
+}
+
+/// A journal has the size of its file, blocks of its file system, and a log from its second block on: one of these fields
+/// that says something else costs nothing of what waits.
+#[test]
+fn a_field_of_the_journal_that_follows_from_others_costs_no_log() {
+    let dir = tempdir().unwrap();
+    let left = require!(left_with_a_log(dir.path()));
+    let (head, _) = log_blocks(&left, 4)[0];
+    let mut old = [0; 1024];
+    left.read_at(head, &mut old).unwrap();
+    // Magic, kind, size of blocks, their number, first of the log, number of users.
+    let fields = [
+        (0, 7u32),
+        (4, 2),
+        (12, 4096),
+        (16, 7),
+        (16, 1 << 30),
+        (20, 0),
+        (20, 2),
+        (20, 1 << 25),
+        (64, 99),
+    ];
+    for (at, value) in fields {
+        let mut new = old;
+        new[at..at + 4].copy_from_slice(&value.to_be_bytes());
+        let mut written = new;
+        written[0xfc..0x100].fill(0);
+        let sum = crc32c(!0, &written);
+        written[0xfc..0x100].copy_from_slice(&sum.to_be_bytes());
+        for bytes in [new, written] {
+            let device = left.snapshot();
+            device.write_at(head, &bytes).unwrap();
+            assert!(!said_of_log(&device).is_empty() || !problems(&device).is_empty());
+            let outcome = repaired(&device).unwrap();
+            let context = format!("{value} at {at}: {:#?}", outcome.findings);
+            assert!(outcome.is_clean && outcome.transactions > 5, "{context}");
+            assert!(!outcome.findings.is_empty(), "{context}");
+            assert_eq!(problems(&device), Vec::<String>::new(), "{context}");
+            assert_eq!(e2fsck(&device, dir.path(), false).unwrap(), "", "{context}");
+            let fs = MountOptions::new().open(device).unwrap();
+            for number in 0..6u8 {
+                let read = fs.read(format!("/d/late{number}"));
+                assert!(read.is_ok_and(|read| read == [number; 3000]), "late{number}, {context}");
+            }
+        }
+    }
+    // What is no journal at all does not become one with an empty log and numbers that old transactions have.
+    let device = left.snapshot();
+    device.write_at(head, &[0; 1024]).unwrap();
+    let outcome = repaired(&device).unwrap();
+    assert!(outcome.is_clean && outcome.transactions == 0, "{:#?}", outcome.findings);
+    assert!(outcome.findings.iter().all(|one| !one.message.starts_with("a field")));
+}
+
+/// What an earlier pass of the log left behind its end is no transaction that follows, if there is no room for those
+/// between.
+#[test]
+fn a_log_ends_before_a_number_that_it_cannot_have_there() {
+    let dir = tempdir().unwrap();
+    let left = require!(left_with_a_log(dir.path()));
+    let (place, last) = *log_blocks(&left, 2).last().unwrap();
+    let mut head = [0; 1024];
+    left.read_at(log_blocks(&left, 4)[0].0, &mut head).unwrap();
+    let mut commit = [0; 1024];
+    left.read_at(place, &mut commit).unwrap();
+    for (ahead, follows) in [(2, true), (40, false)] {
+        let device = left.snapshot();
+        let mut stale = commit;
+        stale[8..12].copy_from_slice(&(last + ahead).to_be_bytes());
+        stale[16..20].fill(0);
+        let sum = crc32c(crc32c(!0, &head[0x30..0x40]), &stale);
+        stale[16..20].copy_from_slice(&sum.to_be_bytes());
+        device.write_at(place + 5 * 1024, &stale).unwrap();
+        assert_eq!(!said_of_log(&device).is_empty(), follows, "{ahead}");
+        let outcome = repaired(&device).unwrap();
+        assert_eq!(outcome.findings.iter().any(|one| one.code == "journal-log"), follows);
+        let fs = MountOptions::new().open(device).unwrap();
+        for number in 0..6u8 {
+            assert_eq!(fs.read(format!("/d/late{number}")).unwrap(), [number; 3000], "{ahead}");
+        }
+    }
+}
+
+/// Bringing in a log takes away what it says of errors, which a check finds before.
+#[test]
+fn a_log_that_was_aborted_is_a_finding() {
+    let dir = tempdir().unwrap();
+    let device = require!(left_with_a_log(dir.path()));
+    let (head, _) = log_blocks(&device, 4)[0];
+    let mut bytes = [0; 1024];
+    device.read_at(head, &mut bytes).unwrap();
+    bytes[0x20..0x24].copy_from_slice(&(-5i32).to_be_bytes());
+    bytes[0xfc..0x100].fill(0);
+    let sum = crc32c(!0, &bytes);
+    bytes[0xfc..0x100].copy_from_slice(&sum.to_be_bytes());
+    device.write_at(head, &bytes).unwrap();
+    assert!(problems(&device).iter().any(|one| one.contains("aborted")), "a check finds it");
+    let outcome = repaired(&device).unwrap();
+    let said = |one: &extant_repair::Fix| one.is_damage && one.message.contains("aborted");
+    assert_eq!(outcome.findings.iter().filter(|one| said(one)).count(), 1);
+    assert!(outcome.is_clean && outcome.transactions > 5, "{:#?}", outcome.findings);
+    assert_eq!(problems(&device), Vec::<String>::new());
 }

@@ -81,6 +81,38 @@ fn extents_that_a_node_does_not_count_any_more_are_no_holes() {
     assert_eq!((damage.path.as_slice(), damage.missing), (&b"/sparse"[..], lost * 4096));
 }
 
+/// Without checksums nothing but the order says that an entry is damaged.
+#[test]
+fn extents_of_other_places_of_a_file_are_no_holes() {
+    let dir = tempdir().unwrap();
+    let sound = require!(sample(dir.path(), SETS[8]));
+    let block = require!(block_of(&sound, "/sparse", "(ETB0):"));
+    let entry = |number: u64| block * 4096 + 12 * (number + 1);
+    let start = |number: u64| {
+        let mut bytes = [0; 4];
+        sound.read_at(entry(number), &mut bytes).unwrap();
+        bytes
+    };
+    // Far behind the end, as the last entry and before others; and two that have each other's place.
+    let (far, exchanged) = (0x7fff_fff0u32.to_le_bytes(), [(6, start(7)), (7, start(6))]);
+    let mut count = [0; 2];
+    sound.read_at(block * 4096 + 2, &mut count).unwrap();
+    let last = u64::from(u16::from_le_bytes(count)) - 1;
+    for (changes, has_lost) in
+        [(&[(last, far)][..], true), (&[(6, far)], true), (&exchanged[..], false)]
+    {
+        let device = sound.snapshot();
+        for (number, bytes) in changes {
+            device.write_at(entry(*number), bytes).unwrap();
+        }
+        let damage = only_damage(&device, &format!("{changes:?}"));
+        assert_eq!(damage.path, b"/sparse");
+        let has = |why: Why| damage.why.iter().any(|(one, _)| *one == why);
+        assert_eq!((has(Why::Blocks), damage.missing > 0), (has_lost, has_lost), "{damage:?}");
+        assert_eq!(has(Why::Map), changes[0].0 != last, "{damage:?}");
+    }
+}
+
 #[test]
 fn a_directory_of_which_a_part_is_not_mapped_is_named() {
     let dir = tempdir().unwrap();
