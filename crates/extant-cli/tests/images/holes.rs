@@ -107,3 +107,15 @@ fn a_file_too_large_for_the_host_is_named_and_the_rest_is_made() {
         assert_eq!(std::fs::read(place.path("out/sparse")).unwrap().len(), (3 << 20) + 3);
     }
 }
+
+/// So many groups are made as fast as a few of larger blocks are: whoever looked at all of them again for each block of
+/// descriptors would take minutes.
+#[test]
+fn a_tebibyte_in_blocks_of_1_kib_is_made_soon() {
+    let place = Place::with_image();
+    soon(&place, &["mkfs", "-q", "-b", "1024", "small.img", "1T"]).succeeds();
+    let info = soon(&place, &["info", "--json", "small.img"]).succeeds().json();
+    assert_eq!(info["group_count"], 131_072);
+    assert!(info["features"].as_array().unwrap().contains(&"meta_bg".into()), "{info}");
+    soon(&place, &["check", "small.img"]).succeeds();
+}

@@ -316,8 +316,18 @@ fn own_rules(geometry: &Geometry) -> Option<String> {
         if by_group != total {
             return Some(format!("runs of all groups have {by_group} blocks, fixed runs {total}"));
         }
-        if !groups.map(|group| geometry.group(group)).eq(geometry.groups()) {
+        if !groups.clone().map(|group| geometry.group(group)).eq(geometry.groups()) {
             return Some("group() and groups() disagree".to_owned());
+        }
+        // Whoever writes a part of them goes there at once.
+        let skipping = |group: extant_base::GroupIndex| {
+            let mut rest = geometry.groups().skip(group.0 as usize);
+            rest.len() == (last - group.0 + 1) as usize
+                && rest.next() == Some(geometry.group(group))
+                && rest.next().map(|layout| layout.group.0) == (group.0 + 1..=last).next()
+        };
+        if !groups.clone().all(skipping) || geometry.groups().nth(last as usize + 1).is_some() {
+            return Some("groups() passes over others than asked".to_owned());
         }
     }
     None

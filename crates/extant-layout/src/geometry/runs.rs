@@ -39,6 +39,13 @@ impl Iterator for Groups<'_> {
         Some(layout)
     }
 
+    /// Costs no time for the groups that are passed over.
+    fn nth(&mut self, skipped: usize) -> Option<GroupLayout> {
+        let skipped = u32::try_from(skipped).unwrap_or(u32::MAX);
+        self.next = self.next.saturating_add(skipped).min(self.geometry.group_count);
+        self.next()
+    }
+
     fn size_hint(&self) -> (usize, Option<usize>) {
         let left = (self.geometry.group_count - self.next) as usize;
         (left, Some(left))
