@@ -257,7 +257,13 @@ pub fn bind(from: &Path, dir: &Path, options: &KernelOptions) -> Result<(), Moun
 pub fn hand_over_writes(dir: &Path) -> Result<(), MountError> {
     let failed = |source| MountError::System { action: "sync", dir: dir.to_owned(), source };
     let file = File::open(dir).map_err(failed)?;
-    rustix::fs::syncfs(&file).map_err(|errno| failed(errno.into()))
+    // A program that was killed while the kernel stored a time for it leaves EINTR behind, which is told
+    // once, to whoever asks next: no write has failed, and another error would be told instead.
+    let told = match rustix::fs::syncfs(&file) {
+        Err(Errno::INTR) => rustix::fs::syncfs(&file),
+        told => told,
+    };
+    told.map_err(|errno| failed(errno.into()))
 }
 
 /// Makes the kernel cache as much of a mount as of its own file systems: `device` is the mount's
