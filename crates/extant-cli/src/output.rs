@@ -174,7 +174,7 @@ fn say_json(level: &str, exit: Option<Exit>, message: &str, rest: Option<&Failur
 /// Prints a line about something that is worth knowing and no failure.
 pub(crate) fn complain(message: &str) {
     match is_json() {
-        true => say_json("note", None, message, None),
+        true => say_json("note", None, message.strip_prefix("note: ").unwrap_or(message), None),
         false => say(&format!("extant: {}\n", text::one_line(message))),
     }
 }

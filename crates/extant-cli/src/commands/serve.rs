@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use clap::{Args, Subcommand};
+use clap::{ArgGroup, Args, Subcommand};
 use extant_nbd::{Listening, ServerTls, serve, serve_tls};
 
 use crate::exit::{Exit, Failure, Result};
@@ -57,17 +57,13 @@ enum What {
 }
 
 #[derive(Args, Debug)]
+#[command(group(ArgGroup::new("place").required(true).args(["socket", "listen"])))]
 struct NbdArgs {
     /// Image file, block device or address
     #[arg(value_name = "IMG")]
     image: OsString,
     /// A socket in the file system, for clients of this host
-    #[arg(
-        long,
-        value_name = "PATH",
-        required_unless_present = "listen",
-        conflicts_with = "listen"
-    )]
+    #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// An address of this host, such as 127.0.0.1:10809; port 0 is any that is free
     #[arg(long, value_name = "ADDRESS:PORT")]

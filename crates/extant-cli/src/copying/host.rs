@@ -17,6 +17,7 @@ use super::{Trouble, host};
 use crate::exit::{Failure, Result};
 use crate::fault::io_exit;
 use crate::output::complain;
+use crate::text::counted;
 
 /// Allows as many open files as the system does: deep trees keep a directory open for each level.
 pub(crate) fn raise_file_limit() {
@@ -204,14 +205,14 @@ impl Omitted {
     /// Says what was left out.
     pub(crate) fn note(&self) {
         let parts = [
-            (self.owners, "owners (and set-id bits)"),
-            (self.devices, "devices"),
-            (self.xattrs, "privileged extended attributes"),
+            (self.owners, "owner", " (and set-id bits)"),
+            (self.devices, "device", ""),
+            (self.xattrs, "privileged extended attribute", ""),
         ];
         let parts: Vec<String> = parts
             .iter()
-            .filter(|(count, _)| *count > 0)
-            .map(|(count, what)| format!("{count} {what}"))
+            .filter(|(count, ..)| *count > 0)
+            .map(|(count, noun, rest)| format!("{}{rest}", counted(*count, noun)))
             .collect();
         if !parts.is_empty() {
             complain(&format!("note: not restored, which needs root: {}", parts.join(", ")));

@@ -66,6 +66,11 @@ fn what_is_served_is_read_and_changed_by_its_address() {
     assert_eq!(place.run(&["cat", "o.qcow2:/new"]).succeeds().out(), "hello\n");
     place.run(&["ls", "nbd+unix:///?socket=s"]).ends_with(8).complains(&["cannot connect"]);
     place.run(&["ls", "nbd+unix:///x"]).ends_with(2).complains(&["socket"]);
+    // Where to listen: one of two.
+    let err = place.run(&["serve", "nbd", "a.img"]).ends_with(2).err();
+    assert!(err.contains("--socket") && err.contains("--listen"), "{err}");
+    let both = ["serve", "nbd", "a.img", "--socket", "t", "--listen", "127.0.0.1:0"];
+    assert!(place.run(&both).ends_with(2).err().contains("cannot be used with"));
     if let Some(checked) = tool("qemu-img", &["check", "o.qcow2"], place.0.path()) {
         assert!(checked.status.success(), "{}", text(&checked));
     }

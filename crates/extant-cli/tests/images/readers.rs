@@ -150,6 +150,12 @@ fn features_that_are_asked_for_are_errors_or_named() {
     assert!(err.contains("linux-4.14 mounts a file system with feature verity for reading only"));
     let err = build(&["--for", "firecracker", "-O", "orphan_file"]).succeeds().err();
     assert!(err.contains("firecracker does not know feature orphan_file"), "{err}");
+    assert!(err.starts_with("extant: note: "), "{err}");
+    // The level says it where there is one.
+    let ran = build(&["--for", "firecracker", "-O", "orphan_file", "--json"]).succeeds();
+    let said: serde_json::Value = serde_json::from_str(&ran.err()).unwrap();
+    assert_eq!(said["level"], "note");
+    assert!(said["message"].as_str().unwrap().starts_with("firecracker"), "{said}");
     assert_eq!(build(&["--for", "grub", "-O", "verity"]).succeeds().err(), "");
     assert_eq!(build(&["--for", "linux-4.14", "-O", "verity", "-q"]).succeeds().err(), "");
 
