@@ -31,6 +31,59 @@ fn theirs(
     shown(&path).map(Some)
 }
 
+/// How wide numbers of blocks and how large inodes are said to be, after whoever else makes them so.
+#[test]
+fn widths_and_sizes_are_said_as_resize2fs_and_tune2fs_say_them() {
+    let cases: [(Layout, &str, &[&str], Request); 4] = [
+        (LAYOUTS[1], "resize2fs", &["-s"], features("^64bit")),
+        (LAYOUTS[5], "resize2fs", &["-b"], features("64bit")),
+        (
+            Layout::new(&["-text4", "-b1024", "-I128", "-O^extra_isize", "-Jsize=4"], "24M"),
+            "tune2fs",
+            &["-f", "-I", "256"],
+            settings(|r| r.inode_size = Some(256)),
+        ),
+        (
+            Layout::new(&["-text4", "-b1024", "-O^flex_bg", "-Jsize=4"], "24M"),
+            "tune2fs",
+            &["-f", "-I", "512"],
+            settings(|r| r.inode_size = Some(512)),
+        ),
+    ];
+    let keys = [
+        "Group descriptor size",
+        "Inode size",
+        "Required extra isize",
+        "Desired extra isize",
+        "Inode blocks per group",
+    ];
+    let mut said = 0;
+    for (layout, name, words, request) in cases {
+        let dir = tempdir().unwrap();
+        let device = require!(made(dir.path(), layout));
+        let path = dir.path().join("theirs.img");
+        image::save(&device, &path);
+        require!(oracle::e2fsck_as(&path, "-fy", &[]));
+        let tool = require!(oracle::Tool::find(name));
+        let ran = tool.command().args(words).arg(&path).output().unwrap();
+        let theirs = require!(shown(&path));
+        let (ours, _) = tuned(&device, &request).unwrap_or_else(|e| panic!("{words:?}: {e}"));
+        assert_eq!(require!(e2fsck(&ours, dir.path())), "", "{words:?}");
+        std::fs::remove_file(&path).unwrap();
+        image::save(&ours, &path);
+        let ours = require!(shown(&path));
+        if !ran.status.success() {
+            println!("{layout:?}: {name} {words:?}: {}", String::from_utf8_lossy(&ran.stderr));
+            continue;
+        }
+        for key in keys {
+            assert_eq!(ours.get(key), theirs.get(key), "{layout:?} {words:?}: {key}");
+            said += usize::from(theirs.contains_key(key));
+        }
+    }
+    assert!(said > 4, "{said} of them are said");
+}
+
 fn settings(change: impl FnOnce(&mut Request)) -> Request {
     let mut request = Request { now: 1_700_000_000, ..Request::default() };
     change(&mut request);
