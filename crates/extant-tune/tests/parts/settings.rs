@@ -38,7 +38,10 @@ fn widths_and_sizes_are_said_as_resize2fs_and_tune2fs_say_them() {
         (LAYOUTS[1], "resize2fs", &["-s"], features("^64bit")),
         (LAYOUTS[5], "resize2fs", &["-b"], features("64bit")),
         (
-            Layout::new(&["-text4", "-b1024", "-I128", "-O^extra_isize", "-Jsize=4"], "24M"),
+            Layout::new(
+                &["-text4", "-b1024", "-I128", "-O^extra_isize,^flex_bg", "-Jsize=4"],
+                "24M",
+            ),
             "tune2fs",
             &["-f", "-I", "256"],
             settings(|r| r.inode_size = Some(256)),
@@ -77,6 +80,11 @@ fn widths_and_sizes_are_said_as_resize2fs_and_tune2fs_say_them() {
             continue;
         }
         for key in keys {
+            // tune2fs makes room for more fields and says nothing of it, so nobody uses it.
+            if key.ends_with("extra isize") && !theirs.contains_key(key) {
+                assert_eq!(ours.get(key).map(String::as_str), Some("32"), "{layout:?}: {key}");
+                continue;
+            }
             assert_eq!(ours.get(key), theirs.get(key), "{layout:?} {words:?}: {key}");
             said += usize::from(theirs.contains_key(key));
         }
