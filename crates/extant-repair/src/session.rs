@@ -175,6 +175,31 @@ pub fn log_damage(
     Ok(session.findings)
 }
 
+/// Says what a repair would say of the superblock that lies on a device, for checks, which see the image as `shown`: with
+/// the one that the log may have. Without what it would say of that one too, which a check finds.
+///
+/// # Errors
+///
+/// As of [`repair`].
+pub fn superblock_damage(
+    device: SharedDevice,
+    shown: SharedDevice,
+) -> Result<Vec<Fix>, RepairError> {
+    let notes = |device| {
+        let draft = Arc::new(Draft::over_both(device, None));
+        let mut yes = Yes;
+        let mut session = Session::new(&draft, &RepairOptions { now: 0 }, &mut yes);
+        session.tell_of_superblock().map(|_| session.findings)
+    };
+    let at_home = notes(device)?;
+    if at_home.is_empty() {
+        return Ok(at_home);
+    }
+    let later = notes(shown)?;
+    let is_new = |one: &Fix| !later.iter().any(|other| other.message == one.message);
+    Ok(at_home.into_iter().filter(is_new).collect())
+}
+
 /// The code of a journal that whoever wrote it had to stop.
 const ABORTED: &str = "journal-state";
 /// The code of entries among the orphans that are none.
@@ -221,13 +246,18 @@ impl<'a> Session<'a> {
         &mut self,
         journal: Option<&SharedDevice>,
     ) -> Result<Superblock, RepairError> {
+        let sb = self.tell_of_superblock()?;
+        elsewhere::compare(&sb, journal)?;
+        self.was_valid = journal::is_valid(&sb);
+        Ok(sb)
+    }
+
+    fn tell_of_superblock(&mut self) -> Result<Superblock, RepairError> {
         let found = supers::find(&self.draft)?;
         self.stale_backups |= found.renews_backups;
         for (code, message) in found.notes {
             self.tell(code, message, "write the superblock anew", Severity::FileSystem);
         }
-        elsewhere::compare(&found.sb, journal)?;
-        self.was_valid = journal::is_valid(&found.sb);
         Ok(found.sb)
     }
 
