@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use extant::MountOptions;
+use extant::{Family, MountOptions};
 use extant_base::Ino;
 use extant_block::SharedDevice;
 use extant_check::Problem;
@@ -46,6 +46,8 @@ pub(crate) struct Replayed {
     pub(crate) fast_commits: u32,
     /// Fast commits that wait until the rest of the image is in order.
     pub(crate) waiting: Option<Waiting>,
+    /// Number of entries among the orphans that were none, and are not there any more.
+    pub(crate) no_orphans: u64,
     /// Why nothing, or not all, was brought in.
     pub(crate) trouble: Option<String>,
     /// Whoever wrote it last had to stop it, which the log says until it is empty.
@@ -297,7 +299,7 @@ fn replay_log(draft: &Arc<Draft>, state: &State, toll: Toll<'_>) -> Fixed<Option
     if let Some(fast) = &seen.fast_commits {
         done.fast_commits = fast.commits();
         match bring_in(draft, false) {
-            Ok(_) => return Ok(Some(done)),
+            Ok(brought) => return Ok(Some(Replayed { no_orphans: brought.no_orphans, ..done })),
             Err(why) => done.waiting = Some(Waiting::of(state, fast, why)),
         }
     }
@@ -318,6 +320,8 @@ pub(crate) struct BroughtIn {
     pub(crate) commits: u32,
     /// Why parts of them were left out.
     pub(crate) left_out: Vec<String>,
+    /// Number of entries among the orphans that were none: whoever mounts takes them out.
+    pub(crate) no_orphans: u64,
 }
 
 /// Lets the library apply a journal with fast commits, which describe files and not blocks. It
@@ -339,10 +343,21 @@ pub(crate) fn bring_in(draft: &Arc<Draft>, passes_damage: bool) -> Result<Brough
     let done = BroughtIn {
         commits: fs.replayed().map_or(0, |replayed| replayed.fast_commits),
         left_out: fs.fast_commit_damage().iter().map(ToString::to_string).collect(),
+        no_orphans: fs.recovered_orphans().map_or(0, |orphans| orphans.damaged),
     };
     fs.unmount().map_err(|error| error.to_string())?;
     draft.absorb(above.take_stages());
     Ok(done)
+}
+
+/// Why nobody mounts the image as it is, so that the log is not brought in, if that is for damage.
+pub(crate) fn not_mounted(device: &SharedDevice, journal: Option<SharedDevice>) -> Option<String> {
+    let mut options = MountOptions::new();
+    if let Some(journal) = journal {
+        options = options.journal_device(journal);
+    }
+    let error = options.open_shared(Arc::clone(device)).err()?.into_fs_error();
+    (error.family() == Family::Damage).then(|| error.to_string())
 }
 
 /// Empties the log, if the journal is where the superblock says.

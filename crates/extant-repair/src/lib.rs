@@ -65,5 +65,5 @@ pub use ask::{Ask, Decision, Fix, Preen, Yes};
 pub use error::RepairError;
 pub use hold::{Held, Look, clear, holder, look};
 pub use plan::Plan;
-pub use session::{Outcome, RepairOptions, log_damage, repair, repair_both};
+pub use session::{Outcome, RepairOptions, log_damage, repair, repair_both, superblock_damage};
 pub use undo::{UndoError, finish_undo, save_undo, undo};

@@ -114,12 +114,15 @@ pub fn repair_both(
     options: &RepairOptions,
     ask: &mut dyn Ask,
 ) -> Result<Outcome, RepairError> {
-    let draft = Arc::new(Draft::over_both(device, journal.clone()));
+    let draft = Arc::new(Draft::over_both(Arc::clone(&device), journal.clone()));
     let mut session = Session::new(&draft, options, ask);
     let mut sb = session.find_superblock(journal.as_ref())?;
     let (mut transactions, mut fast_commits) = (0, 0);
     if !session.is_stopped {
         (transactions, fast_commits) = session.bring_in_log(&mut sb)?;
+    }
+    if !session.is_stopped && session.has_replayed {
+        session.tell_of_home(&device, journal)?;
     }
     if !session.is_stopped {
         session.renew_by_copies(&mut sb)?;
@@ -167,13 +170,40 @@ pub fn log_damage(
     let mut sb = session.find_superblock(journal.as_ref())?;
     session.findings.clear();
     session.bring_in_log(&mut sb)?;
-    // A check finds that in the journal itself.
-    session.findings.retain(|one| one.code != ABORTED);
+    // A check finds these in the journal and among the orphans itself.
+    session.findings.retain(|one| one.code != ABORTED && one.code != NO_ORPHANS);
     Ok(session.findings)
+}
+
+/// Says what a repair would say of the superblock that lies on a device, for checks, which see the image as `shown`: with
+/// the one that the log may have. Without what it would say of that one too, which a check finds.
+///
+/// # Errors
+///
+/// As of [`repair`].
+pub fn superblock_damage(
+    device: SharedDevice,
+    shown: SharedDevice,
+) -> Result<Vec<Fix>, RepairError> {
+    let notes = |device| {
+        let draft = Arc::new(Draft::over_both(device, None));
+        let mut yes = Yes;
+        let mut session = Session::new(&draft, &RepairOptions { now: 0 }, &mut yes);
+        session.tell_of_superblock().map(|_| session.findings)
+    };
+    let at_home = notes(device)?;
+    if at_home.is_empty() {
+        return Ok(at_home);
+    }
+    let later = notes(shown)?;
+    let is_new = |one: &Fix| !later.iter().any(|other| other.message == one.message);
+    Ok(at_home.into_iter().filter(is_new).collect())
 }
 
 /// The code of a journal that whoever wrote it had to stop.
 const ABORTED: &str = "journal-state";
+/// The code of entries among the orphans that are none.
+const NO_ORPHANS: &str = "orphan";
 
 /// Options of the checks.
 const CHECK: CheckOptions = CheckOptions {
@@ -216,14 +246,38 @@ impl<'a> Session<'a> {
         &mut self,
         journal: Option<&SharedDevice>,
     ) -> Result<Superblock, RepairError> {
+        let sb = self.tell_of_superblock()?;
+        elsewhere::compare(&sb, journal)?;
+        self.was_valid = journal::is_valid(&sb);
+        Ok(sb)
+    }
+
+    fn tell_of_superblock(&mut self) -> Result<Superblock, RepairError> {
         let found = supers::find(&self.draft)?;
         self.stale_backups |= found.renews_backups;
         for (code, message) in found.notes {
             self.tell(code, message, "write the superblock anew", Severity::FileSystem);
         }
-        elsewhere::compare(&found.sb, journal)?;
-        self.was_valid = journal::is_valid(&found.sb);
         Ok(found.sb)
+    }
+
+    /// Asks about what kept everybody else from the log, and is right again now that it was brought in: a descriptor,
+    /// or the journal's inode.
+    fn tell_of_home(
+        &mut self,
+        device: &SharedDevice,
+        journal: Option<SharedDevice>,
+    ) -> Result<(), RepairError> {
+        if !self.findings.is_empty() {
+            return Ok(());
+        }
+        let Some(why) = journal::not_mounted(device, journal.clone()) else { return Ok(()) };
+        let mended = Arc::new(self.draft.above()) as SharedDevice;
+        if journal::not_mounted(&mended, journal).is_none() {
+            let text = format!("the log cannot be brought in by a mount: {why}");
+            self.tell("journal-log", text, "bring it in", Severity::Count);
+        }
+        Ok(())
     }
 
     /// Brings in what the log holds, and asks about what it does not hold any more; how many transactions and fast
@@ -245,6 +299,7 @@ impl<'a> Session<'a> {
                     let text = "journal: it was aborted by an error".to_owned();
                     self.tell(ABORTED, text, "take the mark away", Severity::Count);
                 }
+                self.tell_of_no_orphans(replayed.no_orphans);
                 self.tell_of_log(replayed);
             }
             Ok(None) => {}
@@ -312,6 +367,14 @@ impl<'a> Session<'a> {
             return;
         };
         self.tell("journal-log", text, fix, Severity::FileSystem);
+    }
+
+    /// Asks about entries that a mount takes out with the orphans, and a check names.
+    fn tell_of_no_orphans(&mut self, count: u64) {
+        if count > 0 {
+            let text = format!("{count} entries among the orphans are none");
+            self.tell(NO_ORPHANS, text, "take them out", Severity::Count);
+        }
     }
 
     /// Asks about something that the checker has no problem for.
@@ -447,7 +510,7 @@ impl<'a> Session<'a> {
         self.draft.seal();
         let mut done = journal::bring_in(&self.draft, false)
             .or_else(|_| journal::bring_in(&self.draft, true))
-            .unwrap_or_else(|why| BroughtIn { commits: 0, left_out: vec![why] });
+            .unwrap_or_else(|why| BroughtIn { left_out: vec![why], ..BroughtIn::default() });
         if done.commits == 0 && done.left_out.is_empty() {
             done.left_out.push("the journal was made anew".into());
         }

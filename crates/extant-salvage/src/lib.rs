@@ -11,7 +11,7 @@
 //! ```text
 //! salvage    the walk: names from the root on, then what nothing leads to
 //! metadata   a copy without the contents of files; scramble: with other names and values
-//!   seal                  contents beside the seal of their file
+//!   seal shared           contents beside the seal of their file, and beside the blocks of others
 //!   dirs content attrs    entries, bytes and attributes, as far as they can be read
 //!     open                superblock, backups, what follows from descriptors; the journal's latest copies
 //!       supers guess replay
@@ -45,6 +45,7 @@ mod report;
 mod salvage;
 mod scramble;
 mod seal;
+mod shared;
 mod supers;
 mod tables;
 

@@ -13,6 +13,8 @@ pub const XATTR_BYTES_MAX: u32 = 64 << 10;
 pub const DEPTH_MAX: u16 = 6;
 /// Directories in each other that are followed.
 pub const LEVELS_MAX: usize = 2000;
+/// Runs of blocks, of all files, that are compared with each other: 128 MiB.
+pub const RUNS_MAX: usize = 1 << 23;
 /// Bytes of contents that are read at once.
 pub const CHUNK_BYTES: usize = 1 << 20;
 

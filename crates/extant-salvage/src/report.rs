@@ -26,6 +26,8 @@ pub enum Why {
     Blocks,
     /// Its map has a block in two places: one of them is wrong.
     Twice,
+    /// Another file, or the file system itself, has blocks of it as well: one of them has contents of the other.
+    Shared,
     /// The image, or the file, claims more blocks than the image has.
     TooMuch,
     /// Data in the inode is not all there.
@@ -56,7 +58,7 @@ pub enum Why {
 
 impl Why {
     /// Every reason.
-    pub const ALL: [Why; 22] = [
+    pub const ALL: [Why; 23] = [
         Why::Unreadable,
         Why::Outside,
         Why::Map,
@@ -66,6 +68,7 @@ impl Why {
         Why::Size,
         Why::Blocks,
         Why::Twice,
+        Why::Shared,
         Why::TooMuch,
         Why::Inline,
         Why::Directory,
@@ -93,6 +96,7 @@ impl Why {
             Why::Size => "size",
             Why::Blocks => "blocks",
             Why::Twice => "twice",
+            Why::Shared => "shared",
             Why::TooMuch => "too-much",
             Why::Inline => "inline",
             Why::Directory => "directory",
@@ -125,6 +129,7 @@ impl Why {
             Why::Size => "its size is one that no file has".to_owned(),
             Why::Blocks => format!("{blocks} that it counts {are} not in its map"),
             Why::Twice => format!("{blocks} {are} in it twice, and right in one place at most"),
+            Why::Shared => format!("it shares {blocks}"),
             Why::TooMuch => "it claims more blocks than there are".to_owned(),
             Why::Inline => "the data in its inode is not all there".to_owned(),
             Why::Directory => format!("{blocks} of the directory {are} damaged"),
@@ -162,6 +167,8 @@ pub struct Damage {
     pub why: Vec<(Why, u64)>,
     /// The blocks that are not what the seal says.
     pub unverified: Option<Unverified>,
+    /// Who has blocks of it as well, or one of them; inode 0 is the file system itself.
+    pub shared_with: Option<Ino>,
     /// What the target said.
     pub host: Option<String>,
 }
@@ -202,6 +209,8 @@ pub struct Summary {
     pub missing: u64,
     /// Groups whose inodes could not be found or read, in part or as a whole.
     pub lost_groups: u64,
+    /// Files have more pieces than [`RUNS_MAX`](crate::limits::RUNS_MAX): not all were compared with those of others.
+    pub is_uncompared: bool,
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use crate::image::Image;
 use crate::limits::{Budget, LEVELS_MAX};
 use crate::report::{Damage, Reasons, Summary, Unverified, Why};
 use crate::seal::{Compared, Seal};
+use crate::shared::SharedBlocks;
 
 /// Longest target of a symbolic link, in bytes.
 const LINK_MAX: u64 = 4095;
@@ -124,11 +125,14 @@ type Walked<T = ()> = Result<T, Stop>;
 /// Hands on everything that can be found. Returns what it came to, and whether it came to its end; it did not if the
 /// target said [`Refusal::Stop`].
 pub fn salvage(image: &Image, target: &mut dyn Target) -> (Summary, bool) {
+    let shared = SharedBlocks::of(image);
+    let summary = Summary { is_uncompared: !shared.is_whole, ..Summary::default() };
     let mut walk = Walk {
         image,
         target,
         visited: Bits::new(image),
-        summary: Summary::default(),
+        shared,
+        summary,
         unverified: None,
         path: Vec::new(),
         lost_found: None,
@@ -204,6 +208,8 @@ struct Walk<'a> {
     target: &'a mut dyn Target,
     /// Inodes that were handed on, or of which it was said that they are lost.
     visited: Bits,
+    /// Files that have blocks of others.
+    shared: SharedBlocks,
     summary: Summary,
     /// Blocks of the file that is read which are not what its seal says.
     unverified: Option<Unverified>,
@@ -290,6 +296,7 @@ impl Walk<'_> {
         budget: &mut Budget,
     ) -> Walked<Level> {
         self.summary.directories += 1;
+        self.shared.note(found.ino, &mut reasons);
         let mut below = Vec::new();
         let image = self.image;
         if record.has(InodeFlags::ENCRYPT) {
@@ -407,6 +414,7 @@ impl Walk<'_> {
             Ok((size, missing)) => {
                 self.visited.set(ino, true);
                 self.summary.files += 1;
+                self.shared.note(ino, &mut reasons);
                 let host = self.target.complaint();
                 if !reasons.is_empty() || missing > 0 || host.is_some() {
                     self.damage(name, ino, Some(found.kind), (size, missing), reasons, host)?;
@@ -668,7 +676,9 @@ impl Walk<'_> {
             why.push((Why::Host, 1));
         }
         let unverified = self.unverified.take();
-        let damage = Damage { path, ino, kind, size, missing, why, unverified, host };
+        let is_shared = why.iter().any(|(why, _)| *why == Why::Shared);
+        let shared_with = if is_shared { self.shared.with(ino) } else { None };
+        let damage = Damage { path, ino, kind, size, missing, why, unverified, shared_with, host };
         self.target.damaged(damage).map_err(|_| Stop)
     }
 }

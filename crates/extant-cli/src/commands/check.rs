@@ -74,7 +74,7 @@ struct Found {
     /// Why the image cannot be opened, if that is so.
     unopened: Option<String>,
     report: Report,
-    /// What is wrong with its log, and is not seen by a mount.
+    /// What is wrong with its log, or with its superblock without the log, and is not seen by a mount.
     log: Vec<Fix>,
     /// Transactions and fast commits that were replayed in memory, if any were waiting.
     replayed: Option<(u32, u32)>,
@@ -196,6 +196,9 @@ impl CheckArgs {
                 if !self.no_replay && (is_pending || journal.is_some()) {
                     let log = extant_repair::log_damage(Arc::clone(device), journal);
                     found.log = log.map_err(|error| repair::cannot(&error, &found.name))?;
+                    let shown = Arc::clone(fs.device());
+                    let home = extant_repair::superblock_damage(Arc::clone(device), shown);
+                    found.log.extend(home.map_err(|error| repair::cannot(&error, &found.name))?);
                 }
                 Ok((Arc::clone(fs.device()), is_pending))
             }

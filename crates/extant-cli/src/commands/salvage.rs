@@ -127,7 +127,7 @@ pub(crate) fn run(args: &SalvageArgs) -> Result<Exit> {
 }
 
 fn is_whole(image: &Image, summary: &Summary) -> bool {
-    summary.damaged == 0 && summary.lost_groups == 0 && !image.lacks_log()
+    summary.damaged == 0 && summary.lost_groups == 0 && !summary.is_uncompared && !image.lacks_log()
 }
 
 /// Why an image cannot be opened at all, and what to do about it. `is_all`: the whole file was looked at, which may be
@@ -200,7 +200,16 @@ fn tell(out: &mut Out, args: &SalvageArgs, name: &str, damage: &Damage) -> std::
         Some(blocks) if *why == Why::Unverified => {
             format!("{}: {}", why.text(*count), blocks.text(*count))
         }
-        _ => why.text(*count),
+        _ => match damage.shared_with {
+            Some(other) if *why == Why::Shared => {
+                let other = match other.0 {
+                    0 => "the file system itself".to_owned(),
+                    number => format!("inode {number}"),
+                };
+                format!("{} with {other}", why.text(*count))
+            }
+            _ => why.text(*count),
+        },
     };
     if args.json {
         let mut object = Map::new();
@@ -218,6 +227,7 @@ fn tell(out: &mut Out, args: &SalvageArgs, name: &str, damage: &Damage) -> std::
         object.insert("why".into(), reasons.into());
         let unverified = damage.unverified.as_ref();
         object.insert("unverified".into(), unverified.map(|one| one.blocks.clone()).into());
+        object.insert("shared_with".into(), damage.shared_with.map(|other| other.0).into());
         object.insert("host".into(), damage.host.clone().into());
         return out.json(&Value::Object(object));
     }
@@ -254,6 +264,7 @@ fn show(
             "damaged": summary.damaged,
             "missing": summary.missing,
             "lost_groups": summary.lost_groups,
+            "compared": !summary.is_uncompared,
         }))?;
         return Ok(());
     }
@@ -276,6 +287,7 @@ fn show(
         (0, _) if image.lacks_log() => {
             "; what was found is whole, but for changes that the journal may have held".to_owned()
         }
+        (0, _) if summary.is_uncompared => String::new(),
         (0, _) => "; all that was found is whole".to_owned(),
         (damaged, 0) => format!("; {damaged} damaged"),
         (damaged, missing) => format!("; {damaged} damaged, {} missing", counted(missing, "byte")),
@@ -283,6 +295,9 @@ fn show(
     if summary.lost_groups > 0 {
         let groups = counted(summary.lost_groups, "group");
         text += &format!("; the inodes of {groups} could not all be read");
+    }
+    if summary.is_uncompared {
+        text += "; files are in too many pieces to see of all whether they share blocks";
     }
     writeln!(out, "{text}")?;
     Ok(())

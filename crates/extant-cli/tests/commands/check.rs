@@ -200,6 +200,32 @@ fn a_journal_device_beside_the_journal_is_named_and_taken_away() {
     }
 }
 
+/// The log has a superblock that is right, which no mount comes to.
+#[test]
+fn a_superblock_that_is_wrong_before_the_log_is_brought_in_is_damage() {
+    let place = Place::new();
+    let plain = ["-b", "1024", "-O", "^metadata_csum,^metadata_csum_seed"];
+    place.run(&[&["mkfs", "-q", "-F"], &plain[..], &["a.img", "16M"]].concat()).succeeds();
+    let mut image = std::fs::read(place.path("a.img")).unwrap();
+    // It needs recovery.
+    image[1024 + 0x60] |= 4;
+    std::fs::write(place.path("super"), &image[1024..2048]).unwrap();
+    std::fs::write(place.path("log"), "jo -c\njw -b 1 super\njc\n").unwrap();
+    let Some(_) = tool("debugfs", &["-w", "-f", "log", "a.img"], place.0.path()) else { return };
+    place.run(&["check", "a.img"]).succeeds();
+    place.run(&["repair", "-n", "a.img"]).succeeds();
+    let uuid = "set_super_value journal_uuid e97bad5d-abd4-4dff-9a4b-2a3c41ac0adf";
+    assert!(debugfs(&place, "a.img", &[uuid]));
+    assert_eq!(e2fsck_is_content(&place, "a.img"), Some(false));
+    place.run(&["repair", "-n", "a.img"]).ends_with(4);
+    let told = place.run(&["check", "a.img"]).ends_with(4).out();
+    let text = "a device with another is named";
+    assert!(told.contains(text) && told.contains(": 1 problem;"), "{told}");
+    place.run(&["repair", "-y", "a.img"]).ends_with(1);
+    place.run(&["check", "a.img"]).succeeds();
+    assert_eq!(e2fsck_is_content(&place, "a.img"), Some(true));
+}
+
 /// With clusters and blocks of 1 KiB, group 0 begins with the boot block and the others do not.
 #[test]
 fn the_reserve_of_small_blocks_in_clusters_is_listed_as_linux_lists_it() {

@@ -137,6 +137,59 @@ fn bytes_outside_are_missing() {
     assert!(copied[10 * block as usize..].iter().all(|byte| *byte == 0));
 }
 
+/// Files that have a block of each other, or of the file system itself, have checksums that are right.
+#[test]
+fn files_that_have_blocks_of_others_are_not_whole() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("source")).unwrap();
+    for (name, byte) in [("own", b'o'), ("other", b'x'), ("third", b't')] {
+        std::fs::write(place.path(&format!("source/{name}")), vec![byte; 20_000]).unwrap();
+    }
+    place.run(&["build", "a.img", "--from", "source", "-q"]).succeeds();
+    place.run(&["salvage", "a.img", "sound"]).succeeds();
+    let extents = |path: &str| place.run(&["extents", "--json", path]).succeeds().json_lines();
+    let own = extents("a.img:/own")[0]["physical"].as_u64().unwrap();
+    let inode = |path: &str| {
+        let said = place.run(&["stat", "--json", path]).succeeds().json();
+        said["ino"].as_u64().unwrap()
+    };
+    let numbers = [inode("a.img:/own"), inode("a.img:/other")];
+
+    let lead = |to: u64| {
+        let request = format!("sif /other block[5] {to}");
+        tool("debugfs", &["-w", "-R", &request, "a.img"], place.0.path()).is_some()
+    };
+    if !lead(own) {
+        return;
+    }
+    let ran = place.run(&["salvage", "--json", "a.img", "both"]);
+    let lines = ran.json_lines();
+    let (last, damages) = lines.split_last().unwrap();
+    let named = |name: &str| {
+        let of = |one: &&serde_json::Value| one["path"] == name;
+        damages.iter().find(of).unwrap_or_else(|| panic!("{name}: {lines:?}"))
+    };
+    for (name, other) in [("/own", numbers[1]), ("/other", numbers[0])] {
+        let one = named(name);
+        assert_eq!((&one["why"][0]["code"], one["missing"].as_u64()), (&"shared".into(), Some(0)));
+        assert_eq!(one["shared_with"].as_u64(), Some(other), "{one}");
+    }
+    assert_eq!((last["damaged"].as_u64(), last["whole"].as_bool()), (Some(2), Some(false)));
+    ran.ends_with(4);
+    let told = place.run(&["salvage", "a.img", "told"]).ends_with(4).out();
+    assert!(
+        told.contains(&format!("/own: it shares 5 blocks with inode {}", numbers[1])),
+        "{told}"
+    );
+    assert_eq!(std::fs::read(place.path("told/own")).unwrap(), vec![b'o'; 20_000]);
+
+    // The second block has descriptors.
+    assert!(lead(1));
+    let told = place.run(&["salvage", "a.img", "system"]).ends_with(4).out();
+    assert!(told.contains("/other: it shares"), "{told}");
+    assert!(told.contains("with the file system itself") && !told.contains("/own:"), "{told}");
+}
+
 #[test]
 fn a_full_disk_ends_it_and_leaves_no_half_file() {
     let place = Place::with_image();

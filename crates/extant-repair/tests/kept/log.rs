@@ -7,7 +7,9 @@ use std::sync::Arc;
 use extant::{GroupIndex, MountOptions};
 use extant_block::{BlockDevice, MemoryDevice};
 use extant_format::checksum::crc32c;
+use extant_format::group::{GroupChecksum, GroupDescriptor};
 use extant_format::jbd2::JournalSuperblock;
+use extant_format::superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock};
 use extant_repair::log_damage;
 use extant_testkit::{image, oracle, require, tempdir};
 
@@ -520,4 +522,91 @@ fn a_log_that_was_aborted_is_a_finding() {
     assert_eq!(outcome.findings.iter().filter(|one| said(one)).count(), 1);
     assert!(outcome.is_clean && outcome.transactions > 5, "{:#?}", outcome.findings);
     assert_eq!(problems(&device), Vec::<String>::new());
+}
+
+/// The log is found by inodes that are where they always were, and has the descriptor as it was; Linux mounts no such image.
+#[test]
+fn a_descriptor_that_hides_the_log_is_damage_also_where_the_log_has_it_right() {
+    let dir = tempdir().unwrap();
+    let left = require!(left_with_a_log(dir.path()));
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    left.read_at(SUPERBLOCK_OFFSET, &mut bytes).unwrap();
+    let sb = Superblock::decode(&bytes).unwrap();
+    let mut unused = vec![0; usize::from(sb.desc_size)];
+    left.read_at(2 * 1024, &mut unused).unwrap();
+    let mut descriptor = GroupDescriptor::decode(&unused).unwrap();
+    descriptor.itable_unused = sb.inodes_per_group;
+    descriptor.encode(GroupIndex(0), &GroupChecksum::of(&sb), &mut unused).unwrap();
+    // Nothing of it is left; and no inode of the group was ever in use.
+    for raw in [vec![0; unused.len()], unused] {
+        let device = left.snapshot();
+        device.write_at(2 * 1024, &raw).unwrap();
+        assert!(MountOptions::new().open(device.snapshot()).is_err());
+        assert_ne!(e2fsck(&device, dir.path(), false).unwrap(), "");
+        let outcome = repaired(&device).unwrap();
+        assert!(outcome.is_clean && outcome.transactions > 0, "{:#?}", outcome.findings);
+        let is_told = outcome.findings.iter().any(|one| one.is_damage && one.code == "journal-log");
+        assert!(is_told, "{raw:?}: {:#?}", outcome.findings);
+        assert_eq!(problems(&device), Vec::<String>::new());
+        assert_eq!(e2fsck(&device, dir.path(), false).unwrap(), "");
+        let fs = MountOptions::new().open(device).unwrap();
+        for number in 0..6u8 {
+            assert!(fs.read(format!("/d/late{number}")).unwrap() == [number; 3000]);
+        }
+    }
+}
+
+/// Whoever applies fast commits deletes the orphans first, and takes what cannot be one out.
+#[test]
+fn what_is_no_orphan_is_damage_also_beside_fast_commits() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("fast.img");
+    let features = "orphan_file,fast_commit,^metadata_csum,uninit_bg";
+    require!(oracle::mke2fs(&path, "16M", &["-text4", "-b1024", "-Jsize=4", "-O", features]));
+    let device = Arc::new(image::load(&path));
+    let options = || MountOptions::new().read_only(false).background(false);
+    let fs = options().open(Arc::clone(&device)).unwrap();
+    fs.write("/gone", [9; 5000]).unwrap();
+    fs.write("/file", [1; 1000]).unwrap();
+    fs.unmount().unwrap();
+    let fs = options().open(Arc::clone(&device)).unwrap();
+    let open = fs.resolve("/gone").unwrap();
+    fs.root().unwrap().unlink("gone").unwrap();
+    fs.sync().unwrap();
+    let file = fs.resolve("/file").unwrap();
+    for number in 1..5 {
+        assert_eq!(file.write_at(&[1; 1000], number * 1000).unwrap(), 1000);
+        file.sync().unwrap();
+    }
+    let left = device.snapshot();
+    drop(open);
+    fs.unmount().unwrap();
+    let told = |device: &MemoryDevice| {
+        let outcome = planned(device).unwrap();
+        assert!(outcome.is_clean && outcome.fast_commits > 0, "{:#?}", outcome.findings);
+        outcome.findings.iter().filter(|one| one.is_damage).count()
+    };
+    assert_eq!(told(&left), 0);
+
+    // At home and in the log, in the place of the one that is.
+    let mut bytes = vec![0; left.size_bytes() as usize];
+    left.read_at(0, &mut bytes).unwrap();
+    let magic = 0x0b10_ca04_u32.to_le_bytes();
+    let is_used = |at: &usize| bytes[at + 1016..at + 1020] == magic && bytes[*at..at + 4] != [0; 4];
+    let blocks: Vec<usize> = (0..bytes.len()).step_by(1024).filter(is_used).collect();
+    assert!(!blocks.is_empty());
+    for at in blocks {
+        left.write_at(at as u64 + 16, &0x7fff_ffff_u32.to_le_bytes()).unwrap();
+    }
+    assert!(told(&left) > 0);
+    // A check finds that in the file itself.
+    assert_eq!(said_of_log(&left), Vec::<String>::new());
+    assert!(repaired(&left).unwrap().is_clean);
+    assert_eq!(told_again(&left), 0);
+    assert_eq!(e2fsck(&left, dir.path(), false).unwrap(), "");
+}
+
+/// What a second repair finds.
+fn told_again(device: &MemoryDevice) -> usize {
+    planned(device).unwrap().findings.len()
 }
