@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 
 use crate::no_wait::check_may_wait_for_lock;
-use crate::rank::{Rank, RankToken};
+use crate::rank::{Hold, Rank, RankToken};
 use crate::waits::waited;
 
 macro_rules! guard {
@@ -196,6 +196,16 @@ impl<T> RwLock<T> {
     }
 }
 
+impl<T: ?Sized> RwLockReadGuard<'_, T> {
+    /// Gives up access and goes on to count as a holder for the check of ranks: until the result is
+    /// dropped, the thread may take what it might have taken with the lock, and not the lock itself.
+    pub fn into_hold(guard: Self) -> Hold {
+        let RwLockReadGuard { guard, _token: token } = guard;
+        drop(guard);
+        Hold::from(token)
+    }
+}
+
 impl<T: ?Sized> RwLock<T> {
     /// Waits for shared access.
     ///
@@ -314,6 +324,20 @@ mod tests {
                 let _b = second.try_lock();
             }));
         }
+    }
+
+    #[test]
+    #[cfg_attr(not(debug_assertions), ignore = "ranks are checked in debug builds only")]
+    fn who_gave_a_guard_up_for_a_hold_still_counts_as_its_holder() {
+        let (lock, above) = (RwLock::new(Rank::InodeContent, ()), Mutex::new(Rank::Folio, ()));
+        let (guard, folio) = (lock.read(), above.lock());
+        let hold = RwLockReadGuard::into_hold(guard);
+        drop(folio);
+        // Nobody has the lock, but this thread may not take it.
+        std::thread::scope(|scope| scope.spawn(|| drop(lock.write())).join().unwrap());
+        assert!(panics(|| drop(lock.read())) && !panics(|| drop(above.lock())));
+        drop(hold);
+        drop(lock.write());
     }
 
     #[test]

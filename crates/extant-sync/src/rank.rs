@@ -168,6 +168,12 @@ impl Hold {
     }
 }
 
+impl From<RankToken> for Hold {
+    fn from(token: RankToken) -> Hold {
+        Hold { _token: token, _thread: PhantomData }
+    }
+}
+
 /// Returns whether this thread has a [`Hold`] of this rank; locks do not count. Always `false` in release builds, which
 /// keep no list.
 pub fn holds(rank: Rank) -> bool {

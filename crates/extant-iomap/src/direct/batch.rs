@@ -31,7 +31,7 @@ impl FileCache {
     /// Takes blocks for a write of `range`, if that is whole blocks of one hole, nothing speaks
     /// against writing there beside others, and the new blocks lie together. Otherwise returns
     /// `None`, and has taken none. `own` are the ranges that the thread holds, to which this one is
-    /// added; the thread holds them, and the content lock, shared, until
+    /// added; the thread holds them, and the content lock, shared, or what stands for it (R7), until
     /// [`end_fills`](Self::end_fills) has returned.
     pub fn begin_fill<'a, M: Mapper>(
         &'a self,

@@ -25,6 +25,14 @@ fn refused<E>(_error: E) -> Stop {
     Stop::Alone(Alone::Refused)
 }
 
+/// A part of a write: where the device gets it.
+enum Step {
+    /// Over data, from this offset to that one, at this address.
+    Over(Range<u64>, u64),
+    /// Whole blocks without data: this placement of the write's progress.
+    First(usize),
+}
+
 /// A write of `bytes` at `range`, of which some lie in blocks without data.
 struct Fill<'a> {
     range: Range<u64>,
@@ -48,13 +56,15 @@ impl FileCache {
         own.try_add(&self.ranges, self.block_of(range))
     }
 
-    /// Writes beside others, also where there is no data yet.
+    /// Writes beside others, also where there is no data yet. Calls `depart` when all places are
+    /// known (R7).
     pub(super) fn fill_shared<M: Mapper>(
         &self,
         mapper: &M,
         offset: u64,
         bytes: &[u8],
         unit: u64,
+        depart: impl FnOnce(),
     ) -> Result<DirectOutcome, M::Error> {
         let Some(end) = offset.checked_add(bytes.len() as u64) else {
             return Ok(DirectOutcome::Alone(Alone::Extends));
@@ -72,7 +82,12 @@ impl FileCache {
         let block = 1 << self.cache.options.block_log2;
         let fill = Fill { range: range.clone(), bytes, contents, block };
         let mut progress = Progress::new(offset);
-        let filled = self.fill_range(mapper, &fill, &mut progress);
+        let mut steps = Vec::new();
+        let mut filled = self.take_places(mapper, &fill, &mut progress, &mut steps);
+        if filled.is_ok() {
+            depart();
+            filled = self.write_steps(mapper, &fill, &mut progress, &steps);
+        }
         mapper.end_overwrite(false);
         match filled {
             Ok(()) => {}
@@ -125,12 +140,13 @@ impl FileCache {
         }
     }
 
-    /// Writes the bytes, with zeros around them in blocks that have no data.
-    fn fill_range<M: Mapper>(
+    /// Takes places for all of a write: its steps, in ascending order.
+    fn take_places<M: Mapper>(
         &self,
         mapper: &M,
         fill: &Fill<'_>,
         progress: &mut Progress<M::Ticket>,
+        steps: &mut Vec<Step>,
     ) -> Result<(), Stop> {
         let blocks = self.block_of(fill.range.clone());
         let mut at = blocks.start;
@@ -141,15 +157,14 @@ impl FileCache {
             match (&mapping.kind, mapping.address_of(at)) {
                 (Kind::Mapped(_), Some(address)) => {
                     let part = at.max(fill.range.start)..end.min(fill.range.end);
-                    self.write_part(fill, part.clone(), address + (part.start - at))?;
-                    progress.at = part.end;
+                    steps.push(Step::Over(part.clone(), address + (part.start - at)));
                 }
                 (Kind::Unwritten(_), Some(address)) => {
-                    self.write_padded(fill, at..end, address)?;
                     let (offset, len) = (at, end - at);
+                    steps.push(Step::First(progress.placements.len()));
                     progress.push(Placement { offset, len, address, placed: Placed::Convert });
                 }
-                (Kind::Hole, _) => self.fill_hole(mapper, fill, at..end, progress)?,
+                (Kind::Hole, _) => self.take_hole(mapper, at..end, progress, steps)?,
                 (Kind::Inline(_), _) => return Err(Stop::Alone(Alone::Inline)),
                 // Delayed blocks are dirty in the cache, or were promised for others.
                 _ => return Err(Stop::Alone(Alone::Cached)),
@@ -159,13 +174,13 @@ impl FileCache {
         Ok(())
     }
 
-    /// Takes blocks for a hole and writes to them.
-    fn fill_hole<M: Mapper>(
+    /// Takes blocks for a hole.
+    fn take_hole<M: Mapper>(
         &self,
         mapper: &M,
-        fill: &Fill<'_>,
         hole: Range<u64>,
         progress: &mut Progress<M::Ticket>,
+        steps: &mut Vec<Step>,
     ) -> Result<(), Stop> {
         if mapper.adds_alone() {
             return Err(Stop::Alone(Alone::Hole));
@@ -185,14 +200,41 @@ impl FileCache {
                 if matches!(placement.placed, Placed::Nowhere) {
                     return Err(Stop::Alone(Alone::Refused));
                 }
-                let end = placement.end();
-                if let Err(stop) = self.write_padded(fill, at..end, placement.address) {
-                    mapper.give_back(placement);
-                    return Err(stop);
-                }
+                at = placement.end();
+                steps.push(Step::First(progress.placements.len()));
                 progress.push(placement);
-                at = end;
             }
+        }
+        Ok(())
+    }
+
+    /// Writes the bytes to their places, with zeros around them in blocks that have no data. After an
+    /// error the progress ends before the step that failed, and the places behind are given back.
+    fn write_steps<M: Mapper>(
+        &self,
+        mapper: &M,
+        fill: &Fill<'_>,
+        progress: &mut Progress<M::Ticket>,
+        steps: &[Step],
+    ) -> Result<(), Stop> {
+        progress.at = fill.range.start;
+        for step in steps {
+            let (from, end, written) = match step {
+                Step::Over(part, address) => {
+                    (part.start, part.end, self.write_part(fill, part.clone(), *address))
+                }
+                Step::First(index) => {
+                    let Some(placement) = progress.placements.get(*index) else { continue };
+                    let (from, end) = (placement.offset, placement.end());
+                    (from, end, self.write_padded(fill, from..end, placement.address))
+                }
+            };
+            if let Err(stop) = written {
+                let kept = progress.placements.partition_point(|one| one.offset < from);
+                progress.placements.drain(kept..).for_each(|placement| mapper.give_back(placement));
+                return Err(stop);
+            }
+            progress.at = end;
         }
         Ok(())
     }

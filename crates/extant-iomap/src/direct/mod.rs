@@ -23,9 +23,11 @@
 //!   and size, second check.
 //! - R6. A write beside others that the file system refuses something (space, a place) takes back
 //!   what it has begun. The exclusive writer does all of it again, and finds the reason.
-//! - R7. Reads of one run and overwrites of data need the content lock, shared, until their places
-//!   are known; afterwards it is enough that nobody moves or frees these blocks, or writes to them
-//!   through the cache. What R3 says of a reader that fills a folio holds there, too.
+//! - R7. Reads of one run and writes beside others need the content lock, shared, until their places
+//!   are known; afterwards it is enough that nobody moves or frees these blocks, writes to them
+//!   through the cache, or moves the end of the file over them. The map changes as by writeback,
+//!   which whoever changes another part of the file keeps out. What R3 says of a reader that fills a
+//!   folio holds there, too.
 
 use std::ops::Range;
 

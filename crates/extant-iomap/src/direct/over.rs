@@ -13,8 +13,9 @@ impl FileCache {
     /// [`DirectOutcome::Alone`] when the write must be exclusive, or must be repeated so:
     /// [`write_direct`](Self::write_direct) then does all of it.
     ///
-    /// `depart` is called before an overwrite of data goes to the device: instead of the content
-    /// lock, the caller may then keep waiting who would change these blocks' places or contents.
+    /// `depart` is called before anything goes to the device: instead of the content lock, the caller
+    /// may then keep waiting who would change these blocks' places or contents, or the end of the
+    /// file where the write lies behind it.
     ///
     /// # Errors
     ///
@@ -41,7 +42,7 @@ impl FileCache {
                 self.overwrite(mapper, plan, bytes, how)
             }
             Ok(_) | Err(Alone::Hole | Alone::Extends | Alone::Parts) => {
-                self.fill_shared(mapper, offset, bytes, how.unit)
+                self.fill_shared(mapper, offset, bytes, how.unit, depart)
             }
             Err(alone) => Ok(DirectOutcome::Alone(alone)),
         }
@@ -131,7 +132,8 @@ impl FileCache {
 
     /// Publishes first data that queued writes stored in unwritten blocks, in as few handles as
     /// possible. `new` are the parts of plans that are [new](OverwritePart::is_new), in any order;
-    /// they may overlap. The caller has held the content lock, shared, since the plans, and calls
+    /// they may overlap. The caller has held the content lock, shared, or what stands for it (R7), since
+    /// the plans, and calls
     /// [`end_queued`](Self::end_queued) for each write afterwards.
     ///
     /// # Errors

@@ -41,8 +41,8 @@ pub struct DirectAlignment {
 /// Writes to what is not cached run concurrently with each other and with readers, which may see a
 /// part of one. Overwrites of data need no journal handle; writes that fill holes, extend the file
 /// or give preallocated blocks their first data need one, and take turns with those that do so to
-/// the same blocks. [`Inode::truncate`] and [`Inode::fallocate`] wait for reads and overwrites in
-/// their part of the file, and for writes that need a handle. Every other write is exclusive, such as one to a file with large clusters
+/// the same blocks. [`Inode::truncate`] and [`Inode::fallocate`] wait for those in their part of the
+/// file. Every other write is exclusive, such as one to a file with large clusters
 /// (`bigalloc`), with parts mapped, or whose data lies in the inode. `CacheStats` counts the kinds
 /// (`direct_overwrites`, `direct_conversions`, `direct_fills`, `direct_alone_…`).
 ///

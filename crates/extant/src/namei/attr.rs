@@ -222,10 +222,12 @@ impl Inode {
     }
 
     /// Takes the content lock exclusively, for changes of attributes. Direct I/O in parts of the file
-    /// that stay goes on, unless flags say how data is written.
+    /// that stay goes on, unless flags say how data is written, or another owner pays for its blocks.
     fn keep_out_for(&self, changes: &SetAttributes) -> Result<RwLockWriteGuard<'_, ()>> {
         let (node, volume) = (self.node(), self.volume());
-        if changes.flags.is_some() {
+        let has_new_owner =
+            changes.uid.is_some() || changes.gid.is_some() || changes.project.is_some();
+        if changes.flags.is_some() || has_new_owner {
             return Ok(node.content.write());
         }
         let (spans, block) = (volume.writer()?.spans(), volume.block_size().bytes().into());

@@ -7,7 +7,7 @@
 //!
 //! # Rules
 //!
-//! - Y1. A direct read or overwrite begins under the lock, shared, and then counts instead of the
+//! - Y1. Direct I/O beside others begins under the lock, shared, and then counts instead of the
 //!   guard, with its range. Whoever takes the lock exclusively waits for it, and none begins
 //!   meanwhile. Who changes a part of the file only ([`Content::write_part`]) waits for those in
 //!   that part.
@@ -225,10 +225,8 @@ impl Content {
 
     /// Gives up shared access, and keeps this thread from taking the lock again until the result is
     /// dropped (Y3).
-    #[track_caller]
     pub(crate) fn stand_in(guard: RwLockReadGuard<'_, ()>) -> Hold {
-        drop(guard);
-        Hold::new(Rank::InodeContent)
+        RwLockReadGuard::into_hold(guard)
     }
 
     /// Returns whether a thread waits for exclusive access, or has it.

@@ -21,6 +21,8 @@ const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 64;
 /// The block with slow operations.
 const SLOW: u64 = 8;
+/// What is written slowly, wherever that is.
+const SLOW_DATA: u8 = 0x55;
 
 /// A place of the device where operations wait until they are let go.
 #[derive(Default)]
@@ -49,10 +51,15 @@ impl Stalls {
         self.gate.place.store(place, Ordering::SeqCst);
     }
 
-    fn until_it_waits(&self) {
-        while !self.gate.waits.load(Ordering::SeqCst) {
-            std::thread::yield_now();
+    /// Whether an operation waits there before long.
+    fn waits_soon(&self) -> bool {
+        for _ in 0..20_000 {
+            if self.gate.waits.load(Ordering::SeqCst) {
+                return true;
+            }
+            SystemClock.sleep(Duration::from_millis(1));
         }
+        false
     }
 
     fn let_go(&self) {
@@ -65,12 +72,13 @@ impl Stalls {
 fn stall(stalls: &Stalls, batch: &[Operation]) {
     let place = stalls.gate.place.load(Ordering::SeqCst);
     let is_slow = |operation: &Operation| match operation {
+        Operation::Write { buffer, .. } if buffer.iter().all(|byte| *byte == SLOW_DATA) => true,
         Operation::Write { offset, buffer, .. } | Operation::Read { offset, buffer } => {
-            place != 0 && (*offset..*offset + buffer.len() as u64).contains(&place)
+            (*offset..*offset + buffer.len() as u64).contains(&place)
         }
         _ => false,
     };
-    if batch.iter().any(is_slow) {
+    if place != 0 && batch.iter().any(is_slow) {
         stalls.gate.waits.store(true, Ordering::SeqCst);
         let mut goes = stalls.goes.lock();
         while !*goes {
@@ -100,8 +108,8 @@ fn address(inode: &Inode, block: u64) -> u64 {
 
 type Named<F> = (&'static str, F);
 
-/// What may be under way: a direct read or overwrite of the slow block, by a call or among others of a batch.
-const UNDER_WAY: [Named<fn(&DirectFile)>; 4] = [
+/// What may be under way: a direct read or write of the slow block, by a call or among others of a batch.
+const UNDER_WAY: [Named<fn(&DirectFile)>; 9] = [
     ("read", |file| {
         let mut seen = AlignedBuffer::zeroed(BLOCK as usize);
         assert_eq!(file.read_at(&mut seen, SLOW * BLOCK).unwrap() as u64, BLOCK);
@@ -111,12 +119,47 @@ const UNDER_WAY: [Named<fn(&DirectFile)>; 4] = [
     }),
     ("batch of reads", |file| batch(file, DirectKind::Read)),
     ("batch of overwrites", |file| batch(file, DirectKind::Write { synced: false })),
+    ("write into a hole", |file| {
+        file.inode().fallocate(Fallocate::PunchHole, around()).unwrap();
+        write_slowly(file);
+    }),
+    ("first data", |file| {
+        file.inode().fallocate(Fallocate::ZeroRange { keep_size: true }, around()).unwrap();
+        write_slowly(file);
+    }),
+    ("write over all kinds", |file| {
+        file.inode().fallocate(Fallocate::PunchHole, SLOW * BLOCK..(SLOW + 1) * BLOCK).unwrap();
+        let zeroed = (SLOW + 1) * BLOCK..(SLOW + 2) * BLOCK;
+        file.inode().fallocate(Fallocate::ZeroRange { keep_size: true }, zeroed).unwrap();
+        let bytes = filled(SLOW_DATA, 4 * BLOCK);
+        assert_eq!(file.write_at(&bytes, (SLOW - 1) * BLOCK).unwrap() as u64, 4 * BLOCK);
+    }),
+    ("batch into a hole", |file| {
+        file.inode().fallocate(Fallocate::PunchHole, around()).unwrap();
+        batch(file, DirectKind::Write { synced: false });
+    }),
+    ("batch of first data", |file| {
+        file.inode().fallocate(Fallocate::ZeroRange { keep_size: true }, around()).unwrap();
+        batch(file, DirectKind::Write { synced: true });
+    }),
 ];
+
+/// The slow block and a few others.
+fn around() -> std::ops::Range<u64> {
+    (SLOW - 4) * BLOCK..(SLOW + 4) * BLOCK
+}
+
+fn write_slowly(file: &DirectFile) {
+    let bytes = filled(SLOW_DATA, BLOCK);
+    assert_eq!(file.write_at(&bytes, SLOW * BLOCK).unwrap() as u64, BLOCK);
+}
 
 fn batch(file: &DirectFile, kind: DirectKind) {
     let mut queue = file.queue(&QueueOptions::default().depth(2));
-    let request =
-        |block| DirectRequest { kind, offset: block * BLOCK, buffer: filled(0x77, BLOCK) };
+    let request = |block| {
+        let value = if block == SLOW { SLOW_DATA } else { 0x77 };
+        DirectRequest { kind, offset: block * BLOCK, buffer: filled(value, BLOCK) }
+    };
     for done in queue.run((SLOW - 4..SLOW + 4).map(request).collect()) {
         // What was not under way yet may meet the new end of the file.
         let len = done.result.unwrap() as u64;
@@ -125,7 +168,7 @@ fn batch(file: &DirectFile, kind: DirectKind) {
 }
 
 /// Changes that concern other blocks than those of [`UNDER_WAY`].
-const ELSEWHERE: [Named<fn(&Inode)>; 9] = [
+const ELSEWHERE: [Named<fn(&Inode)>; 8] = [
     ("punch behind", |inode| {
         inode.fallocate(Fallocate::PunchHole, 20 * BLOCK + 100..24 * BLOCK + 7).unwrap();
     }),
@@ -144,11 +187,10 @@ const ELSEWHERE: [Named<fn(&Inode)>; 9] = [
     ("permissions", |inode| {
         inode.set_attributes(&SetAttributes::new().permissions(0o600)).unwrap();
     }),
-    ("owner", |inode| inode.set_attributes(&SetAttributes::new().owner(Some(7), None)).unwrap()),
 ];
 
-/// Changes that concern the slow block, some of them a byte of it.
-const THERE: [Named<fn(&Inode)>; 6] = [
+/// Changes that concern the slow block, some of them a byte of it, or all of the file.
+const THERE: [Named<fn(&Inode)>; 7] = [
     ("punch", |inode| {
         inode.fallocate(Fallocate::PunchHole, SLOW * BLOCK..(SLOW + 1) * BLOCK).unwrap();
     }),
@@ -161,6 +203,8 @@ const THERE: [Named<fn(&Inode)>; 6] = [
     }),
     ("cut off", |inode| inode.truncate(SLOW * BLOCK).unwrap()),
     ("cut through it", |inode| inode.truncate(SLOW * BLOCK + 1000).unwrap()),
+    // Its blocks are charged to another one then.
+    ("owner", |inode| inode.set_attributes(&SetAttributes::new().owner(Some(7), None)).unwrap()),
     ("move", |inode| inode.fallocate(Fallocate::CollapseRange, 0..BLOCK).unwrap()),
 ];
 
@@ -178,7 +222,10 @@ fn a_change_waits_for_direct_io_in_its_part_of_the_file_and_for_no_other() {
                 let has_ended = AtomicBool::new(false);
                 scope(|threads| {
                     let slow = threads.spawn("slow", || operation(&file)).unwrap();
-                    device.state.until_it_waits();
+                    if !device.state.waits_soon() {
+                        device.state.let_go();
+                        panic!("{name}, {there}: {:?}", slow.join());
+                    }
                     // Each of these would wait for ever.
                     for (elsewhere, change) in ELSEWHERE {
                         if there == THERE[0].0 || elsewhere == ELSEWHERE[0].0 {

@@ -68,8 +68,10 @@ pub(super) struct Flyer<'a, 'm> {
     fills: Fills<'a, 'm>,
     /// Ranges without data, until the first data in them is published (J4).
     ranges: RangeLocks<'m>,
-    /// The reads and overwrites, by their numbers.
+    /// What the device has, by its numbers.
     under_way: Vec<Option<UnderWay<'m>>>,
+    /// First data that it has had, until that is published.
+    arrived: Vec<UnderWay<'m>>,
     content: Keep<'m>,
 }
 
@@ -92,6 +94,7 @@ impl<'a, 'm> Flyer<'a, 'm> {
             fills: Fills { mapper, taken: BTreeMap::new() },
             ranges: RangeLocks::new(),
             under_way: Vec::new(),
+            arrived: Vec::new(),
             content: Keep::Lock(content),
         }
     }
@@ -99,7 +102,8 @@ impl<'a, 'm> Flyer<'a, 'm> {
     /// Publishes first data (J5), when nothing is under way any more; returns whether anything was
     /// written.
     pub(super) fn end(self, batch: &mut Batch<'_>) -> bool {
-        let Flyer { mapper, wrote, ends, first, mut fills, ranges, under_way, content, .. } = self;
+        let Flyer { mapper, wrote, ends, first, mut fills, .. } = self;
+        let (ranges, under_way) = (self.ranges, (self.under_way, self.arrived));
         drop(ends);
         let cache = &mapper.file.cache;
         let has_first = first.is_empty() || cache.publish_queued(mapper, first).is_ok();
@@ -116,7 +120,7 @@ impl<'a, 'm> Flyer<'a, 'm> {
                 *result = None;
             }
         }
-        drop((fills, ranges, under_way, content));
+        drop((fills, ranges, under_way));
         wrote
     }
 
@@ -134,11 +138,6 @@ impl<'a, 'm> Flyer<'a, 'm> {
             };
         }
         matches!(self.content, Keep::Lock(_))
-    }
-
-    /// Returns whether blocks get their first data in this batch.
-    fn has_first(&self) -> bool {
-        !self.ranges.is_empty()
     }
 }
 
@@ -160,17 +159,12 @@ impl Fly for Flyer<'_, '_> {
         let Some(target) = self.handle.plan(self.mapper, request, may_write, ranges, fills) else {
             return Plan::Alone;
         };
-        let counts = matches!(target.what, Queued::Read | Queued::Over);
         self.under_way.resize_with(self.under_way.len().max(number + 1), || None);
-        self.under_way[number] =
-            counts.then(|| node.content.under_way(self.spans, &request.range()));
+        self.under_way[number] = Some(node.content.under_way(self.spans, &request.range()));
         Plan::Go(target)
     }
 
     fn rest(&mut self) {
-        if self.has_first() {
-            return; // J5.
-        }
         self.content = match std::mem::replace(&mut self.content, Keep::Nothing) {
             Keep::Lock(guard) => Keep::Hold(Content::stand_in(guard)),
             Keep::Hold(hold) => Keep::Hold(hold),
@@ -213,7 +207,10 @@ impl Fly for Flyer<'_, '_> {
                 cache.end_queued(request.range(), target.what).then_some(Ok(len))
             }
         };
-        self.under_way[number] = None;
+        let landed = self.under_way[number].take();
+        if is_late(target.what) {
+            self.arrived.extend(landed);
+        }
         ended
     }
 

@@ -3,10 +3,10 @@
 //! # Rules
 //!
 //! - J1. The content lock is held, shared, while places are looked up in the map; afterwards each
-//!   read and overwrite is [under way](crate::node::Content::under_way) with its range, so that who
-//!   moves or frees these blocks waits for it. While it is under way, the lock is only tried; if it
-//!   is not free, or somebody waits for it, nothing more is started before everything has ended. A
-//!   batch that gives blocks their first data holds the lock until that is published (J5).
+//!   operation is [under way](crate::node::Content::under_way) with its range, so that who moves or
+//!   frees these blocks waits for it: until it has ended, or until its first data is published (J5).
+//!   While anything is under way, the lock is only tried; if it is not free, or somebody waits for
+//!   it, nothing more is started before everything has ended.
 //! - J2. The thread that submits the batch completes it. No completion depends on another thread,
 //!   and of the caller's code only what makes requests and takes results runs meanwhile, which must
 //!   not use the file system, so a thread cannot wait for itself.
