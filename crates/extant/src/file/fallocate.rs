@@ -149,10 +149,12 @@ impl Inode {
         }
         let (spans, block) = (volume.writer()?.spans(), volume.block_size().bytes().into());
         Ok(content.write_part(spans, block, || {
-            // When the file grows, what is behind its end in the last block becomes zeros.
+            // Who may move the end, or zero what is behind it in its block, meets nobody who does so.
             let size = self.node().size();
-            let start = if range.end > size { range.start.min(size) } else { range.start };
-            start..range.end
+            match range.end > size {
+                true => range.start.min(size)..u64::MAX,
+                false => range.clone(),
+            }
         }))
     }
 }

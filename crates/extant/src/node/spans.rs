@@ -52,9 +52,10 @@ impl<const SLOTS: usize> Spans<SLOTS> {
             let slot = &self.slots[place];
             let taken = slot.owner.compare_exchange(0, owner, Ordering::Acquire, Ordering::Relaxed);
             if taken.is_ok() {
-                // Who looks has the content lock after this thread (P1).
-                slot.start.store(range.start, Ordering::Relaxed);
-                slot.end.store(range.end, Ordering::Relaxed);
+                // Who looks for this one has the content lock after this thread (P1). Who looks for the
+                // one before it in this place, and finds this one's range, sees what that one did.
+                slot.start.store(range.start, Ordering::Release);
+                slot.end.store(range.end, Ordering::Release);
                 return Some(Span(place));
             }
         }
@@ -71,8 +72,8 @@ impl<const SLOTS: usize> Spans<SLOTS> {
     pub(crate) fn has_any(&self, owner: u64, range: &Range<u64>) -> bool {
         self.slots.iter().any(|slot| {
             slot.owner.load(Ordering::Acquire) == owner
-                && slot.start.load(Ordering::Relaxed) < range.end
-                && slot.end.load(Ordering::Relaxed) > range.start
+                && slot.start.load(Ordering::Acquire) < range.end
+                && slot.end.load(Ordering::Acquire) > range.start
         })
     }
 }
