@@ -3,13 +3,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use extant::{AlignedBuffer, DirectFile, Fallocate, Fs, FsError, MountOptions, NewInode};
 use extant_base::Prng;
 use extant_block::{MemoryDevice, Operation, RecordingDevice, SharedDevice};
 use extant_check::CheckOptions;
 use extant_sync::threads::{scope, workers};
-use extant_sync::{Condvar, FixedClock, Mutex, Rank};
+use extant_sync::{Clock, Condvar, FixedClock, Mutex, Rank, SystemClock};
 use extant_testkit::oracle::{e2fsck, mke2fs};
 use extant_testkit::{Hooked, image, require, tempdir};
 
@@ -234,20 +235,47 @@ fn four_threads_that_append_take_no_exclusive_lock() {
 /// Writes of nothing but this value wait until they are let go.
 const STALLS: u8 = 0xEE;
 
-struct Stalls {
-    /// Whether such a write waits, or has.
+/// Holds operations of a device up until they are let go.
+pub(crate) struct Stalls {
+    /// Whether an operation waits, or has.
     waits: AtomicBool,
     goes: Mutex<bool>,
     changed: Condvar,
 }
 
 impl Stalls {
-    fn new() -> Stalls {
+    pub(crate) fn new() -> Stalls {
         let goes = Mutex::new(Rank::Leaf, false);
         Stalls { waits: AtomicBool::new(false), goes, changed: Condvar::new() }
     }
 
-    fn let_go(&self) {
+    /// Holds the next ones up again.
+    pub(crate) fn renew(&self) {
+        *self.goes.lock() = false;
+        self.waits.store(false, Ordering::SeqCst);
+    }
+
+    /// What an operation does that is held up.
+    pub(crate) fn hold_up(&self) {
+        self.waits.store(true, Ordering::SeqCst);
+        let mut goes = self.goes.lock();
+        while !*goes {
+            self.changed.wait(&mut goes);
+        }
+    }
+
+    /// Whether an operation waits before long.
+    pub(crate) fn waits_soon(&self) -> bool {
+        for _ in 0..20_000 {
+            if self.waits.load(Ordering::SeqCst) {
+                return true;
+            }
+            SystemClock.sleep(Duration::from_millis(1));
+        }
+        false
+    }
+
+    pub(crate) fn let_go(&self) {
         *self.goes.lock() = true;
         self.changed.notify_all();
     }
@@ -259,11 +287,7 @@ fn stall(stalls: &Stalls, batch: &[Operation]) {
         _ => false,
     };
     if batch.iter().any(is_slow) {
-        stalls.waits.store(true, Ordering::SeqCst);
-        let mut goes = stalls.goes.lock();
-        while !*goes {
-            stalls.changed.wait(&mut goes);
-        }
+        stalls.hold_up();
     }
 }
 
@@ -283,9 +307,7 @@ fn a_write_into_a_hole_that_the_device_takes_long_over_holds_up_nobody_but_its_b
         scope(|threads| {
             let slow = threads.spawn("slow", || file.write_at(&filled(STALLS, BLOCK), 8 * BLOCK));
             let slow = slow.unwrap();
-            while !device.state.waits.load(Ordering::SeqCst) {
-                std::thread::yield_now();
-            }
+            assert!(device.state.waits_soon());
             // All of these would wait for it if it had the file alone.
             file.write_at(&filled(2, BLOCK), 9 * BLOCK).unwrap();
             file.write_at(&filled(3, SECTOR), 20 * BLOCK + SECTOR).unwrap();

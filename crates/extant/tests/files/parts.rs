@@ -12,10 +12,10 @@ use extant::{
 use extant_base::Prng;
 use extant_block::{Operation, SharedDevice};
 use extant_sync::threads::{scope, workers};
-use extant_sync::{Clock, Condvar, Mutex, Rank, SystemClock};
+use extant_sync::{Clock, Mutex, Rank, SystemClock};
 use extant_testkit::{Hooked, require};
 
-use crate::beside::{after_a_cut, create, make, mount};
+use crate::beside::{Stalls, after_a_cut, create, make, mount};
 
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 64;
@@ -25,52 +25,30 @@ const SLOW: u64 = 8;
 const SLOW_DATA: u8 = 0x55;
 
 /// A place of the device where operations wait until they are let go.
-#[derive(Default)]
 struct Gate {
     /// Address of the place, in bytes; 0 for none.
     place: AtomicU64,
-    /// Whether an operation waits there, or has.
-    waits: AtomicBool,
+    stalls: Stalls,
 }
 
-struct Stalls {
-    gate: Gate,
-    goes: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl Stalls {
-    fn new() -> Stalls {
-        let goes = Mutex::new(Rank::Leaf, false);
-        Stalls { gate: Gate::default(), goes, changed: Condvar::new() }
+impl Gate {
+    fn new() -> Gate {
+        Gate { place: AtomicU64::new(0), stalls: Stalls::new() }
     }
 
     fn stall_at(&self, place: u64) {
-        *self.goes.lock() = false;
-        self.gate.waits.store(false, Ordering::SeqCst);
-        self.gate.place.store(place, Ordering::SeqCst);
-    }
-
-    /// Whether an operation waits there before long.
-    fn waits_soon(&self) -> bool {
-        for _ in 0..20_000 {
-            if self.gate.waits.load(Ordering::SeqCst) {
-                return true;
-            }
-            SystemClock.sleep(Duration::from_millis(1));
-        }
-        false
+        self.stalls.renew();
+        self.place.store(place, Ordering::SeqCst);
     }
 
     fn let_go(&self) {
-        self.gate.place.store(0, Ordering::SeqCst);
-        *self.goes.lock() = true;
-        self.changed.notify_all();
+        self.place.store(0, Ordering::SeqCst);
+        self.stalls.let_go();
     }
 }
 
-fn stall(stalls: &Stalls, batch: &[Operation]) {
-    let place = stalls.gate.place.load(Ordering::SeqCst);
+fn stall(gate: &Gate, batch: &[Operation]) {
+    let place = gate.place.load(Ordering::SeqCst);
     let is_slow = |operation: &Operation| match operation {
         Operation::Write { buffer, .. } if buffer.iter().all(|byte| *byte == SLOW_DATA) => true,
         Operation::Write { offset, buffer, .. } | Operation::Read { offset, buffer } => {
@@ -79,11 +57,7 @@ fn stall(stalls: &Stalls, batch: &[Operation]) {
         _ => false,
     };
     if place != 0 && batch.iter().any(is_slow) {
-        stalls.gate.waits.store(true, Ordering::SeqCst);
-        let mut goes = stalls.goes.lock();
-        while !*goes {
-            stalls.changed.wait(&mut goes);
-        }
+        gate.stalls.hold_up();
     }
 }
 
@@ -211,8 +185,7 @@ const THERE: [Named<fn(&Inode)>; 7] = [
 #[test]
 fn a_change_waits_for_direct_io_in_its_part_of_the_file_and_for_no_other() {
     let run = || {
-        let device =
-            Hooked::over(make("32M", &["-t", "ext4", "-b", "4096"])?, Stalls::new(), stall);
+        let device = Hooked::over(make("32M", &["-t", "ext4", "-b", "4096"])?, Gate::new(), stall);
         let fs = mount(Arc::clone(&device) as SharedDevice);
         for (name, operation) in UNDER_WAY {
             for (there, change) in THERE {
@@ -222,7 +195,7 @@ fn a_change_waits_for_direct_io_in_its_part_of_the_file_and_for_no_other() {
                 let has_ended = AtomicBool::new(false);
                 scope(|threads| {
                     let slow = threads.spawn("slow", || operation(&file)).unwrap();
-                    if !device.state.waits_soon() {
+                    if !device.state.stalls.waits_soon() {
                         device.state.let_go();
                         panic!("{name}, {there}: {:?}", slow.join());
                     }
