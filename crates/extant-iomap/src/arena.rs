@@ -17,16 +17,16 @@
 //! writes them. The callers in this crate ensure that by their locks:
 //!
 //! - A1. Bytes of a unit are written by a thread that holds its folio's lock and the content lock
-//!   of the file exclusively, while the unit is not under writeback; or by the one thread that
-//!   fills the unit while it is not uptodate, under the folio's lock.
+//!   of the file exclusively, while the unit is neither under writeback nor being filled; or by the
+//!   one thread that fills the unit, which is not uptodate and which it has marked (`fill`).
 //! - A2. They are read under the content lock when they are uptodate, or while the unit is under
 //!   writeback.
 //! - A3. Pages belong to the code that allocated them. A chunk is released by the code that
 //!   allocated all of it.
 //! - A4. References handed to a closure ([`fill`](Arena::fill), [`fill_many`](Arena::fill_many),
 //!   [`view`](Arena::view), [`slices`](Arena::slices)) end with it; meanwhile A1 and A2 hold. So the
-//!   memory that a device gets for a call is lent: the folios stay pinned, and locked or under
-//!   writeback, until the device has let go of it.
+//!   memory that a device gets for a call is lent: the folios stay pinned, and the units being
+//!   filled or under writeback, until the device has let go of it.
 //!
 //! A [`SharedMap`] is the exception caused by `mmap`: its holder may write at any time, as any
 //! process may write to a file that others read. Such bytes reach the arena through another

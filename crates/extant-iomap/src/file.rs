@@ -47,7 +47,7 @@ pub struct FileCache {
     pub(crate) writeback: Mutex<()>,
     /// What direct writers that hold the content lock shared give blocks or first data.
     pub(crate) ranges: Ranges,
-    /// Number of finished passes of writeback; threads wait for its change.
+    /// Number of finished passes: batches of writeback, and fills. Threads wait for its change.
     passes: Mutex<u64>,
     pass_ended: Condvar,
     errors: AtomicU64,
@@ -282,7 +282,7 @@ impl FileCache {
     }
 
     /// Makes a folio for `page` ahead of its reader, of at most `2^order` pages, and locks it
-    /// before it can be found: readers wait until it is filled.
+    /// before it can be found: nobody else fills it until the caller has claimed it.
     pub(crate) fn make_ahead(&self, page: u64, order: u8, ahead: bool) -> MadeAhead<'_> {
         let cache = &*self.cache;
         let order = self.order_at(page, order, Fit::From);
@@ -398,8 +398,14 @@ impl FileCache {
     /// Waits until none of these units is under writeback. The caller holds no folio lock.
     pub(crate) fn wait_for_writeback(&self, units: Range<u64>) {
         self.cache.counters.writeback_waits.add(1);
+        self.wait_while(State::Writeback, units);
+    }
+
+    /// Waits until none of these units is in that state, which ends with a pass. The caller holds no
+    /// folio lock.
+    pub(crate) fn wait_while(&self, state: State, units: Range<u64>) {
         let mut passes = self.passes.lock();
-        while self.cache.states.any(State::Writeback, units.clone()) {
+        while self.cache.states.any(state, units.clone()) {
             self.pass_ended.wait(&mut passes);
         }
     }
@@ -409,6 +415,11 @@ impl FileCache {
         for range in units {
             self.cache.states.clear(State::Writeback, range);
         }
+        self.end_pass();
+    }
+
+    /// Wakes those who wait for units of which this thread has just taken a state away.
+    pub(crate) fn end_pass(&self) {
         *self.passes.lock() += 1;
         self.pass_ended.notify_all();
     }

@@ -18,6 +18,7 @@ mod contents;
 mod direct;
 mod drop_behind;
 mod file;
+mod fill;
 mod first_touch;
 mod frames;
 mod hints;

@@ -73,10 +73,10 @@ impl FileCache {
             let pin = self.pin_to_write(mapper, at, offset + len - at)?;
             let end = self.bytes_of(&pin).end.min(offset + len);
             let units = self.units(&pin, self.block_of(at..end));
-            if self.cache.states.any(State::Writeback, units) {
+            if self.cache.states.any(State::Writeback, units.clone()) {
                 return Err(Obstacle::Writeback);
             }
-            if pin.try_lock().is_none() {
+            if self.cache.states.any(State::Filling, units) || pin.try_lock().is_none() {
                 return Err(Obstacle::Folio);
             }
             pins.push(pin);
@@ -117,6 +117,9 @@ impl FileCache {
         if states.any(State::Writeback, units.clone()) {
             return Err(Obstacle::Writeback);
         }
+        if states.any(State::Filling, units.clone()) {
+            return Err(Obstacle::Folio);
+        }
         self.inner.units_touched.add_alone(units.end - units.start);
         if !states.all(State::Dirty, units.clone()) {
             // This is done under the lock of the folio, which the waiting path takes afterwards: so
@@ -125,7 +128,7 @@ impl FileCache {
             end = end.min(mapping.end());
             let blocks = self.block_of(at..end);
             units = self.units(&pin, blocks.clone());
-            if self.prepare_edges(mapper, &pin, at..end, blocks, &mapping).is_err() {
+            if self.prepare_edges(mapper, &pin, at..end, blocks, &mapping).is_some() {
                 return Err(Obstacle::Device);
             }
         }

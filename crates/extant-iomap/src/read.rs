@@ -5,12 +5,10 @@
 
 use std::ops::Range;
 
-use extant_block::ReadRun;
-
 use crate::cache::{CacheError, PAGE_LOG2};
 use crate::file::{FileCache, Fit};
 use crate::frames::Pin;
-use crate::mapping::{Intent, Kind, Mapper, Mapping};
+use crate::mapping::{Intent, Kind, Mapper};
 use crate::readahead::{order_for, pages_of};
 use crate::states::State;
 use extant_base::sabotage;
@@ -21,39 +19,6 @@ const ASK: u64 = 64 << 20;
 const ROUNDS: usize = 64;
 /// Length in bytes up to which a read that continues the last one prefetches for the next.
 const EXPECT_MAX: u64 = 8192;
-
-/// Longest part of a folio that is read with one request where several are under way at once.
-const PART: u64 = 256 << 10;
-
-/// Parts of a folio to be read from the device.
-#[derive(Default)]
-struct Reads {
-    parts: Vec<PartRead>,
-    /// Units that are uptodate when all of it is read.
-    units: Vec<Range<u64>>,
-}
-
-/// A run of bytes to be read.
-struct PartRead {
-    /// Offset in the arena.
-    to: u64,
-    /// Address on the device.
-    from: u64,
-    len: u64,
-}
-
-impl Reads {
-    fn has_any(&self) -> bool {
-        !self.parts.is_empty()
-    }
-
-    fn add(&mut self, to: u64, from: u64, len: u64) {
-        for done in (0..len).step_by(PART as usize) {
-            let len = PART.min(len - done);
-            self.parts.push(PartRead { to: to + done, from: from.saturating_add(done), len });
-        }
-    }
-}
 
 /// Returns how many of `len` bytes from `offset` on are in front of the end of the file.
 pub(crate) fn len_inside<M: Mapper>(mapper: &M, offset: u64, len: usize) -> usize {
@@ -136,8 +101,7 @@ impl FileCache {
             self.arrive(mapper, range.start >> PAGE_LOG2);
         }
         if !self.cache.states.all(State::Uptodate, self.units(pin, range.clone())) {
-            let _folio = self.lock_to_fill(mapper, pin);
-            self.fill_locked(mapper, pin, range)?;
+            self.fill_for_reader(mapper, pin, range)?;
         }
         Ok(())
     }
@@ -260,154 +224,6 @@ impl FileCache {
             }
         }
         Err(self.cache.full().into())
-    }
-
-    /// Brings the blocks of `range`, which is inside the folio, into the cache. Device blocks are
-    /// read, everything else is zeros; so are the bytes behind the end of the file.
-    pub(crate) fn fill<M: Mapper>(
-        &self,
-        mapper: &M,
-        pin: &Pin<'_>,
-        range: Range<u64>,
-    ) -> Result<(), M::Error> {
-        let _folio = pin.lock();
-        self.fill_locked(mapper, pin, range)
-    }
-
-    /// [`fill`](Self::fill) of a folio that is locked.
-    pub(crate) fn fill_locked<M: Mapper>(
-        &self,
-        mapper: &M,
-        pin: &Pin<'_>,
-        range: Range<u64>,
-    ) -> Result<(), M::Error> {
-        let block = self.block_of(range);
-        let cache = &*self.cache;
-        let folio = self.bytes_of(pin);
-        let units = self.units(pin, block.clone());
-        let mut next = units.start;
-        // What the device has is read together at the end, if it likes that.
-        let mut reads = Reads::default();
-        while let Some(run) = cache.states.next_clear(State::Uptodate, next..units.end) {
-            next = run.end;
-            let base = self.units(pin, folio.start..folio.start + 1).start;
-            let unit = cache.unit_log2;
-            let missing = folio.start + ((run.start - base) << unit)
-                ..folio.start + ((run.end - base) << unit);
-            let mut at = missing.start;
-            while at < missing.end {
-                let ask = at..missing.end.saturating_add(ASK);
-                let mapping = self.mapping(mapper, ask, Intent::Read)?;
-                let end = mapping.end().min(missing.end);
-                self.fill_part(mapper, pin, at..end, &mapping, &mut reads)?;
-                at = end;
-            }
-            if reads.has_any() {
-                reads.units.push(run);
-                continue;
-            }
-            if let Some(unit) = mapper.checked_unit() {
-                self.check_filled(mapper, pin, missing, unit)?;
-            }
-            cache.states.set(State::Uptodate, run);
-        }
-        self.read_together(mapper, reads)
-    }
-
-    /// Reads parts of one folio, which is locked, with several requests under way at once, and makes
-    /// the units uptodate that are whole then.
-    fn read_together<M: Mapper>(&self, mapper: &M, reads: Reads) -> Result<(), M::Error> {
-        if !reads.has_any() {
-            return Ok(());
-        }
-        let cache = &*self.cache;
-        let contents = mapper.contents()?;
-        let places: Vec<(u64, u64)> = reads.parts.iter().map(|part| (part.to, part.len)).collect();
-        cache.arena.fill_many(&places, |memory| {
-            let runs = memory.into_iter().zip(&reads.parts);
-            let mut runs: Vec<_> =
-                runs.map(|(out, part)| ReadRun { offset: part.from, out }).collect();
-            contents.read_runs(&mut runs)
-        })?;
-        cache.counters.device_reads.add(reads.parts.len() as u64);
-        cache.counters.bytes_filled.add(places.iter().map(|(_, len)| len).sum());
-        for units in reads.units {
-            cache.states.set(State::Uptodate, units);
-        }
-        Ok(())
-    }
-
-    /// Checks bytes that were filled and are not uptodate yet (E4), and zeroes those behind the end
-    /// of the file. The folio is locked.
-    fn check_filled<M: Mapper>(
-        &self,
-        mapper: &M,
-        pin: &Pin<'_>,
-        range: Range<u64>,
-        unit: u64,
-    ) -> Result<(), M::Error> {
-        let arena = &self.cache.arena;
-        let size = mapper.size();
-        // Units outside of the range in the same block are uptodate already.
-        let start = range.start - range.start % unit;
-        let end = range.end.next_multiple_of(unit).min(size.next_multiple_of(unit));
-        if start < end && !sabotage("iomap.read.contents-not-checked") {
-            let part = [(self.arena_at(pin, start), end - start)];
-            arena.slices(&part, |slices| {
-                slices.iter().try_for_each(|bytes| mapper.check(start, bytes))
-            })?;
-        }
-        let behind = range.start.max(size);
-        if behind < range.end {
-            arena.zero(self.arena_at(pin, behind), range.end - behind);
-        }
-        Ok(())
-    }
-
-    fn fill_part<M: Mapper>(
-        &self,
-        mapper: &M,
-        pin: &Pin<'_>,
-        range: Range<u64>,
-        mapping: &Mapping,
-        reads: &mut Reads,
-    ) -> Result<(), M::Error> {
-        let cache = &*self.cache;
-        let to = self.arena_at(pin, range.start);
-        let len = range.end - range.start;
-        // Bytes behind the end are no contents, whatever the device has there.
-        let size = mapper.size();
-        let inside = size.saturating_sub(range.start).min(len);
-        match &mapping.kind {
-            Kind::Mapped(_) if inside > 0 => {
-                let from = mapping.address_of(range.start).unwrap_or(u64::MAX);
-                let contents = mapper.contents()?;
-                // Devices may end in the middle of a block; files do not.
-                let read = contents.to_read(inside);
-                // What is checked is all that the device has of a unit.
-                let unit = mapper.checked_unit();
-                if unit.is_none() && contents.reads_at_once() {
-                    reads.add(to, from, inside);
-                    cache.arena.zero(to + inside, len - inside);
-                    return Ok(());
-                }
-                let read = unit.map_or(read, |unit| read.next_multiple_of(unit)).min(len);
-                cache.arena.fill(to, read, |out| contents.read_at(range.start, from, out))?;
-                let kept = if unit.is_some() { read } else { inside };
-                cache.arena.zero(to + kept, len - kept);
-                cache.counters.device_reads.add(1);
-                cache.counters.bytes_filled.add(inside);
-            }
-            Kind::Inline(bytes) => {
-                let from = usize::try_from(range.start - mapping.offset).unwrap_or(usize::MAX);
-                let stored = bytes.get(from.min(bytes.len())..).unwrap_or(&[]);
-                let stored = &stored[..stored.len().min(inside as usize)];
-                cache.arena.copy_in(to, stored);
-                cache.arena.zero(to + stored.len() as u64, len - stored.len() as u64);
-            }
-            _ => cache.arena.zero(to, len),
-        }
-        Ok(())
     }
 
     /// Returns `range` rounded outward to blocks.

@@ -3,7 +3,6 @@
 
 use crate::cache::{CacheError, PAGE_LOG2};
 use crate::file::{FileCache, MadeAhead};
-use crate::frames::Pin;
 use crate::mapping::{Intent, Kind, Mapper};
 
 /// Returns the order for a folio that starts a window of `pages` pages.
@@ -39,28 +38,6 @@ impl FileCache {
         }
     }
 
-    /// Locks a folio for filling. While another thread fills it, the reader fetches its next
-    /// window.
-    pub(crate) fn lock_to_fill<'a, M: Mapper>(
-        &'a self,
-        mapper: &M,
-        pin: &Pin<'a>,
-    ) -> extant_sync::MutexGuard<'a, ()>
-    where
-        M::Error: From<CacheError>,
-    {
-        loop {
-            if let Some(guard) = pin.try_lock() {
-                return guard;
-            }
-            let Some(pages) = self.streams.begin_near(pin.start()) else { break };
-            self.cache.counters.ahead_helped.add(1);
-            self.fetch(mapper, pages, true);
-        }
-        self.cache.counters.fill_waits.add(1);
-        pin.lock()
-    }
-
     /// Makes and fills folios for the stored parts of `pages` that are not cached, as far as there
     /// is room and nothing fails.
     pub(crate) fn fetch<M: Mapper>(&self, mapper: &M, pages: std::ops::Range<u64>, ahead: bool)
@@ -84,10 +61,12 @@ impl FileCache {
             match self.make_ahead(page, order_for(pages_of(at, stop - at)), ahead) {
                 MadeAhead::Taken => {}
                 MadeAhead::NoRoom => return,
-                MadeAhead::Made(pin, _locked) => {
+                MadeAhead::Made(pin, locked) => {
                     let folio = self.bytes_of(&pin);
                     let part = folio.start..folio.end.min(end.max(folio.start + 1));
-                    if self.fill_locked(mapper, &pin, part).is_err() {
+                    let claim = self.claim_new(&pin, part);
+                    drop(locked);
+                    if claim.is_some_and(|claim| self.fill_claimed(mapper, claim).is_err()) {
                         return;
                     }
                     at = folio.end;

@@ -1,4 +1,4 @@
-//! The state of every unit of the arena: three bits.
+//! The state of every unit of the arena: four bits.
 //!
 //! # Place
 //!
@@ -34,6 +34,8 @@ pub(crate) enum State {
     Dirty,
     /// The bytes of the unit are being written to the device and must not change.
     Writeback,
+    /// The bytes of the unit are being brought into memory, by one thread, and are nobody else's.
+    Filling,
 }
 
 /// Bits of one word.
@@ -43,14 +45,14 @@ const BITS: u64 = u64::BITS as u64;
 pub(crate) struct States {
     units: u64,
     /// By state.
-    words: [Box<[AtomicU64]>; 3],
+    words: [Box<[AtomicU64]>; 4],
 }
 
 impl States {
     /// All clear, for units `0..units`.
     pub(crate) fn new(units: u64) -> States {
         let words = || (0..units.div_ceil(BITS)).map(|_| AtomicU64::new(0)).collect();
-        States { units, words: [words(), words(), words()] }
+        States { units, words: [words(), words(), words(), words()] }
     }
 
     /// Sets the bit of every unit in the range; returns how many were clear.
@@ -164,7 +166,7 @@ mod tests {
     use extant_sync::threads;
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    const STATES: [State; 3] = [State::Uptodate, State::Dirty, State::Writeback];
+    const STATES: [State; 4] = [State::Uptodate, State::Dirty, State::Writeback, State::Filling];
 
     fn model_run(bits: &[bool], range: &Range<u64>, wanted: bool) -> Option<Range<u64>> {
         let start = range.clone().find(|unit| bits[*unit as usize] == wanted)?;
@@ -216,9 +218,9 @@ mod tests {
             let mut prng = Prng::new(seed);
             let units = 64 * 9 + seed * 21;
             let states = States::new(units);
-            let mut model = [(); 3].map(|()| vec![false; units as usize]);
+            let mut model = STATES.map(|_| vec![false; units as usize]);
             for _ in 0..rounds {
-                let which = prng.below(3) as usize;
+                let which = prng.below(4) as usize;
                 let start = prng.below(units + 1);
                 let limit = if prng.one_in(3) { units - start } else { (units - start).min(70) };
                 let range = start..start + prng.below(limit + 1);
@@ -234,7 +236,7 @@ mod tests {
                 assert_eq!(changed, differ);
                 let start = prng.below(units + 1);
                 let range = start..start + prng.below(units - start + 1);
-                let which = prng.below(3) as usize;
+                let which = prng.below(4) as usize;
                 same(&states, STATES[which], &model[which], &range);
             }
         }

@@ -113,30 +113,40 @@ impl FileCache {
         let units = self.units(pin, blocks.clone());
         // The content lock makes this thread the only one that counts here.
         self.inner.units_touched.add_alone(units.end - units.start);
-        let folio = pin.lock();
-        if pin.is_detached() {
-            return Ok(false);
-        }
-        if cache.states.any(State::Writeback, units.clone())
-            && !sabotage("iomap.write.under-writeback")
-        {
-            drop(folio);
-            self.wait_for_writeback(units);
-            return Ok(false);
-        }
-        match mapping {
-            Some(mapping) => {
-                if !mapper.is_current(mapping.cookie) && !sabotage("iomap.write.stale-mapping") {
-                    cache.counters.stale_mappings.add(1);
-                    return Ok(false);
-                }
-                self.prepare_edges(mapper, pin, range.clone(), blocks, mapping)?;
+        loop {
+            let folio = pin.lock();
+            if pin.is_detached() {
+                return Ok(false);
             }
-            None if !cache.states.all(State::Dirty, units.clone()) => return Ok(false),
-            None => {}
+            if cache.states.any(State::Writeback, units.clone())
+                && !sabotage("iomap.write.under-writeback")
+            {
+                drop(folio);
+                self.wait_for_writeback(units);
+                return Ok(false);
+            }
+            match mapping {
+                Some(mapping) => {
+                    if !mapper.is_current(mapping.cookie) && !sabotage("iomap.write.stale-mapping")
+                    {
+                        cache.counters.stale_mappings.add(1);
+                        return Ok(false);
+                    }
+                    let missing =
+                        self.prepare_edges(mapper, pin, range.clone(), blocks.clone(), mapping);
+                    if let Some(block) = missing {
+                        // The pin keeps what is filled; the rest is looked at again.
+                        drop(folio);
+                        self.fill(mapper, pin, block)?;
+                        continue;
+                    }
+                }
+                None if !cache.states.all(State::Dirty, units.clone()) => return Ok(false),
+                None => {}
+            }
+            self.copy_locked(mapper, pin, at, bytes, units);
+            return Ok(true);
         }
-        self.copy_locked(mapper, pin, at, bytes, units);
-        Ok(true)
     }
 
     /// Copies into the `units` of a locked folio, whose other bytes are valid.
@@ -149,6 +159,7 @@ impl FileCache {
         units: Range<u64>,
     ) {
         let cache = &*self.cache;
+        debug_assert!(!cache.states.any(State::Filling, units.clone()), "a fill beside a writer");
         // The bits are set first: changing a word after the copy would wait until the copy is in
         // memory.
         cache.states.set(State::Uptodate, units.clone());
@@ -166,7 +177,9 @@ impl FileCache {
         }
     }
 
-    /// Makes the blocks at both ends of `range` uptodate that the write covers only in part.
+    /// Makes the blocks at both ends of `range` valid that the write covers only in part. Returns the
+    /// first that has contents which are not in the cache: it has to be filled before, and the caller
+    /// looks again. The folio is locked.
     pub(crate) fn prepare_edges<M: Mapper>(
         &self,
         mapper: &M,
@@ -174,39 +187,43 @@ impl FileCache {
         range: Range<u64>,
         blocks: Range<u64>,
         mapping: &Mapping,
-    ) -> Result<(), M::Error> {
+    ) -> Option<Range<u64>> {
         let block = 1u64 << self.cache.options.block_log2;
         let first = blocks.start..blocks.start + block;
         let last = blocks.end - block..blocks.end;
-        if range.start > first.start || range.end < first.end {
-            self.prepare_block(mapper, pin, first.clone(), &range, mapping)?;
+        if (range.start > first.start || range.end < first.end)
+            && !self.prepare_block(mapper, pin, &first, &range, mapping)
+        {
+            return Some(first);
         }
         if last.start != first.start
             && range.end < last.end
             && !sabotage("iomap.write.last-block-not-read")
+            && !self.prepare_block(mapper, pin, &last, &range, mapping)
         {
-            self.prepare_block(mapper, pin, last, &range, mapping)?;
+            return Some(last);
         }
-        Ok(())
+        None
     }
 
-    /// Fills the part of a block outside `written` with its current contents.
+    /// Makes the part of a block outside `written` valid, if that takes no fill. Returns whether it
+    /// is.
     fn prepare_block<M: Mapper>(
         &self,
         mapper: &M,
         pin: &Pin<'_>,
-        block: Range<u64>,
+        block: &Range<u64>,
         written: &Range<u64>,
         mapping: &Mapping,
-    ) -> Result<(), M::Error> {
+    ) -> bool {
         let cache = &*self.cache;
         if cache.states.all(State::Uptodate, self.units(pin, block.clone())) {
-            return Ok(());
+            return true;
         }
         let has_data = matches!(mapping.kind, Kind::Mapped(_) | Kind::Inline(_))
             && block.start < mapper.size();
         if has_data {
-            return self.fill_locked(mapper, pin, block);
+            return false;
         }
         let head = block.start..written.start.max(block.start);
         let tail = written.end.min(block.end)..block.end;
@@ -215,7 +232,7 @@ impl FileCache {
                 cache.arena.zero(self.arena_at(pin, part.start), part.end - part.start);
             }
         }
-        Ok(())
+        true
     }
 
     /// Returns the size and the place of a folio for a write: as large as the write; for an append

@@ -131,7 +131,7 @@ impl FileCache {
         range: Range<u64>,
     ) -> Result<u64, M::Error> {
         let cache = &*self.cache;
-        let folio = pin.lock();
+        let mut folio = pin.lock();
         if pin.is_detached() {
             return Ok(range.start);
         }
@@ -161,8 +161,13 @@ impl FileCache {
             let ask = at..range.end.max(at.saturating_add(ASK));
             let mapping = self.mapping(mapper, ask, Intent::Zero)?;
             if matches!(mapping.kind, Kind::Mapped(_) | Kind::Inline(_)) {
-                if at > block.start || end < block.end {
-                    self.fill_locked(mapper, pin, block)?;
+                let is_part = at > block.start || end < block.end;
+                if is_part && !cache.states.all(State::Uptodate, units.clone()) {
+                    // The pin keeps what is filled; the rest is looked at again.
+                    drop(folio);
+                    self.fill(mapper, pin, block)?;
+                    folio = pin.lock();
+                    continue;
                 }
                 cache.arena.zero(to, len);
                 cache.states.set(State::Uptodate, units.clone());

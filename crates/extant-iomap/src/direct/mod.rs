@@ -84,18 +84,27 @@ impl FileCache {
                 at = page + 1;
                 continue;
             };
-            let folio = self.bytes_of(&pin);
-            at = folio.end >> PAGE_LOG2;
-            let part = range.start.max(folio.start)..range.end.min(folio.end);
-            let filled = match look {
+            let bytes = self.bytes_of(&pin);
+            at = bytes.end >> PAGE_LOG2;
+            let part = range.start.max(bytes.start)..range.end.min(bytes.end);
+            let folio = match look {
                 Look::Passing => None,
                 Look::Last => Some(pin.lock()),
                 Look::Now => pin.try_lock(),
             };
-            if look == Look::Now && filled.is_none() {
+            if look == Look::Now && folio.is_none() {
                 return true;
             }
-            if self.cache.states.any(State::Uptodate, self.units(&pin, part)) {
+            let units = self.units(&pin, part);
+            if look != Look::Passing && self.cache.states.any(State::Filling, units.clone()) {
+                if look == Look::Now {
+                    return true;
+                }
+                // Whoever fills it may have read the device before the write.
+                drop(folio);
+                self.wait_while(State::Filling, units.clone());
+            }
+            if self.cache.states.any(State::Uptodate, units) {
                 return true;
             }
         }

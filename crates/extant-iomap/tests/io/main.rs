@@ -4,6 +4,7 @@ mod ahead;
 mod beside;
 mod direct;
 mod errors;
+mod filling;
 mod model;
 mod nowait;
 mod once;

@@ -58,6 +58,8 @@ pub(crate) enum Point {
     Published,
     /// Before a read of the device.
     Read,
+    /// After one.
+    WasRead,
 }
 
 type Hook = Box<dyn FnOnce() + Send>;
@@ -217,7 +219,9 @@ impl BlockDevice for TestDevice {
             out.fill(GARBAGE);
             return Err(self.error(OperationKind::Read, offset, out.len()));
         }
-        self.memory.read_at(offset, out)
+        self.memory.read_at(offset, out)?;
+        self.hooks.run(Point::WasRead);
+        Ok(())
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
