@@ -50,5 +50,5 @@ pub use mapping::{
     Cookie, Done, Intent, Kind, MapFlags, Mapper, Mapping, Obstacle, Placed, Placement,
 };
 pub use mmap::MappedPages;
-pub use ranges::RangeLocks;
+pub use ranges::{RangeLock, RangeLocks};
 pub use stats::CacheStats;

@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
-use extant_base::sabotage;
 use extant_sync::{Condvar, Hold, Mutex, Rank};
 
 /// The ranges of one file that are held, and those who wait for one.
@@ -29,9 +28,9 @@ struct State {
     next: u64,
 }
 
-/// A range of a file held by one writer, until it is dropped.
+/// A range of a file held by one direct writer, until it is dropped.
 #[must_use = "others may have the range when it is dropped"]
-pub(crate) struct RangeLock<'a> {
+pub struct RangeLock<'a> {
     ranges: &'a Ranges,
     start: u64,
     end: u64,
@@ -64,14 +63,15 @@ impl Ranges {
         Ranges { state: Mutex::new(Rank::Leaf, State::default()), ended: Condvar::new() }
     }
 
-    /// Waits for a range, which is not empty. The thread holds no other one that it has waited for.
+    /// Waits for a range, which is not empty. The thread holds no content lock, and no other range that
+    /// it has waited for.
     #[track_caller]
     pub(crate) fn lock(&self, range: Range<u64>) -> RangeLock<'_> {
         let hold = Hold::new(Rank::FileRange);
         let (start, end) = (range.start, range.end);
         let mut state = self.state.lock();
         let before = state.waiting.len();
-        if !state.take(&range, before) && !sabotage("iomap.direct.range-not-awaited") {
+        if !state.take(&range, before) {
             let number = state.next;
             state.next += 1;
             state.waiting.push((number, range.clone()));

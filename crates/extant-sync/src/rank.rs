@@ -29,10 +29,10 @@ pub enum Rank {
     Freeze = 2,
     /// The shape of the tree: renames across directories.
     Rename = 3,
-    /// Size, data and directory entries of one inode.
-    InodeContent = 4,
     /// A range of one file that a direct writer gives blocks or first data.
-    FileRange = 5,
+    FileRange = 4,
+    /// Size, data and directory entries of one inode.
+    InodeContent = 5,
     /// Writeback of one file's data, or holding it off.
     Writeback = 6,
     /// One folio's bytes and state.
@@ -61,8 +61,8 @@ impl Rank {
         Rank::Current,
         Rank::Freeze,
         Rank::Rename,
-        Rank::InodeContent,
         Rank::FileRange,
+        Rank::InodeContent,
         Rank::Writeback,
         Rank::Folio,
         Rank::JournalHandle,

@@ -42,10 +42,10 @@ struct Fill<'a> {
 }
 
 impl FileCache {
-    /// Locks the blocks of a range, which is not empty, for a writer that may give them data. The
-    /// caller holds the content lock, shared, and must not wait for another holder of that lock
-    /// until it has let the range go.
-    fn lock_range(&self, range: Range<u64>) -> RangeLock<'_> {
+    /// Waits for the blocks of a range, which is not empty, and locks them for a writer that may give
+    /// them data. The caller does not hold the content lock, and nothing else that a writer needs who
+    /// has a part of the range: it asks for the content lock afterwards.
+    pub fn lock_range(&self, range: Range<u64>) -> RangeLock<'_> {
         self.ranges.lock(self.block_of(range))
     }
 
@@ -64,6 +64,7 @@ impl FileCache {
         offset: u64,
         bytes: &[u8],
         unit: u64,
+        own: Option<&RangeLock<'_>>,
         depart: impl FnOnce(),
     ) -> Result<DirectOutcome, M::Error> {
         let Some(end) = offset.checked_add(bytes.len() as u64) else {
@@ -73,7 +74,13 @@ impl FileCache {
         if bytes.is_empty() || !offset.is_multiple_of(unit) || !end.is_multiple_of(unit) {
             return Ok(DirectOutcome::Alone(Alone::Parts));
         }
-        let _lock = self.lock_range(range.clone());
+        let lock = match own {
+            Some(_) => None,
+            None => self.ranges.try_lock(self.block_of(range.clone())),
+        };
+        if own.is_none() && lock.is_none() && !sabotage("iomap.direct.range-not-awaited") {
+            return Ok(DirectOutcome::Taken);
+        }
         if let Some(alone) = self.keeps_from_filling(mapper, &range) {
             return Ok(DirectOutcome::Alone(alone));
         }

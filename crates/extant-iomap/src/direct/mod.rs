@@ -20,7 +20,8 @@
 //! - R5. Whoever gives blocks of a file their first data beside others, adds blocks or moves the end
 //!   has locked the [range](crate::RangeLocks) of these blocks: a block gets one place, and the zeros around
 //!   a part of one are on the device before others may write there. The order is place, data, map
-//!   and size, second check.
+//!   and size, second check. Nobody waits for a range with the content lock: who has the range may
+//!   need it, and so may those whom neither concerns.
 //! - R6. A write beside others that the file system refuses something (space, a place) takes back
 //!   what it has begun. The exclusive writer does all of it again, and finds the reason.
 //! - R7. Reads of one run and writes beside others need the content lock, shared, until their places
@@ -148,6 +149,9 @@ pub enum DirectOutcome {
     },
     /// The write has to be done with the content lock held exclusively.
     Alone(Alone),
+    /// Another writer gives a part of the range its place or its first data, or waits to do so. Nothing
+    /// was done.
+    Taken,
 }
 
 /// Reason why a direct write is exclusive, or, of [`FileCache::plan_overwrite`], why it is no

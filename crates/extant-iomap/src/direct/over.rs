@@ -5,13 +5,17 @@ use std::ops::Range;
 use super::{ASK, Alone, DirectOptions, DirectOutcome, Look};
 use crate::file::FileCache;
 use crate::mapping::{Done, Intent, Kind, Mapper, Placed, Placement};
+use crate::ranges::RangeLock;
 use extant_base::sabotage;
 
 impl FileCache {
     /// Writes beside others: any number of callers at once, with readers. The caller holds the
     /// content lock, shared, no journal handle, and the file has no maps. Returns
     /// [`DirectOutcome::Alone`] when the write must be exclusive, or must be repeated so:
-    /// [`write_direct`](Self::write_direct) then does all of it.
+    /// [`write_direct`](Self::write_direct) then does all of it. Returns [`DirectOutcome::Taken`]
+    /// when another writer has a part of the range: the caller lets the content lock go,
+    /// [waits](Self::lock_range) for the range, takes the content lock again and comes with the range
+    /// as its `own`.
     ///
     /// `depart` is called before anything goes to the device: instead of the content lock, the caller
     /// may then keep waiting who would change these blocks' places or contents, or the end of the
@@ -25,14 +29,14 @@ impl FileCache {
     /// # Cost
     ///
     /// One device write for each run of blocks, and one handle when any of them had no data before
-    /// or the file grows. Waits for writers that do the same to these blocks, and for writeback of
-    /// the file while the map changes.
+    /// or the file grows. Waits for writeback of the file while the map changes.
     pub fn write_direct_shared<M: Mapper>(
         &self,
         mapper: &M,
         offset: u64,
         bytes: &[u8],
         how: DirectOptions,
+        own: Option<&RangeLock<'_>>,
         depart: impl FnOnce(),
     ) -> Result<DirectOutcome, M::Error> {
         let range = offset..offset.saturating_add(bytes.len() as u64);
@@ -42,7 +46,7 @@ impl FileCache {
                 self.overwrite(mapper, plan, bytes, how)
             }
             Ok(_) | Err(Alone::Hole | Alone::Extends | Alone::Parts) => {
-                self.fill_shared(mapper, offset, bytes, how.unit, depart)
+                self.fill_shared(mapper, offset, bytes, how.unit, own, depart)
             }
             Err(alone) => Ok(DirectOutcome::Alone(alone)),
         }

@@ -17,7 +17,7 @@ const SECTOR: u64 = 512;
 /// Writes with the lock shared, or not at all.
 fn write(file: &TestFile, at: u64, bytes: &[u8]) -> Result<DirectOutcome, Error> {
     let how = DirectOptions { unit: SECTOR, durable: false };
-    file.held(|data| data.write_direct_shared(file, at, bytes, how, || ()))
+    file.write_direct_beside(at, bytes, how)
 }
 
 #[track_caller]

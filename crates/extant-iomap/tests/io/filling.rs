@@ -205,10 +205,8 @@ fn a_direct_write_beside_a_fill_leaves_no_old_block_in_the_cache() {
             let (file, fresh, fs) = (&file, &fresh, &fs);
             s.spawn("reader", || drop(read(file, blocks(1..2)).unwrap())).unwrap();
             inside.pass();
-            let write = move || {
-                file.held(|data| data.write_direct_shared(&**file, offset, fresh, how, || ()))
-            };
-            let writer = s.spawn("writer", write).unwrap();
+            let writer = s.spawn("writer", move || file.write_direct_beside(offset, fresh, how));
+            let writer = writer.unwrap();
             // Where the folio has the block, nothing is written beside others.
             let written = || fs.cache.stats().bytes_written_direct > before;
             assert!(at != 1 || comes_to_pass(written));
@@ -223,6 +221,7 @@ fn a_direct_write_beside_a_fill_leaves_no_old_block_in_the_cache() {
             DirectOutcome::Alone(_) => {
                 assert_eq!(file.write_direct(offset, &fresh).unwrap(), BLOCK);
             }
+            DirectOutcome::Taken => unreachable!("it has waited for the range"),
         }
         assert!(file.read_all().unwrap() == bytes, "block {at}");
         fs.cache.drop_clean();

@@ -6,11 +6,11 @@ use std::os::fd::BorrowedFd;
 
 use extant_format::features::Incompat;
 use extant_format::inode::InodeFlags;
-use extant_iomap::{Alone, DirectOptions, DirectOutcome};
+use extant_iomap::{Alone, DirectOptions, DirectOutcome, RangeLock};
 
 use super::io::{WriteAsk, check_changeable};
 use super::{FileMapper, WriteBy};
-use crate::error::{FsError, Result};
+use crate::error::Result;
 use crate::inode::Inode;
 use crate::node::{Content, FileState};
 
@@ -159,22 +159,22 @@ impl Inode {
     /// As [`write_direct_at`](Self::write_direct_at).
     pub fn write_direct_by(&self, by: WriteBy, bytes: &[u8], offset: u64) -> Result<usize> {
         let how = DirectOptions { unit: self.volume().block_size().bytes().into(), durable: false };
-        let outcome = self.write_direct_shared(by, offset, bytes, how)?;
-        if let DirectOutcome::Done { written, .. } = outcome {
+        if let Some((written, _)) = self.write_direct_shared(by, offset, bytes, how)? {
             return Ok(written);
         }
         let parts = std::iter::once(bytes);
         self.write_parts(WriteAsk::at(offset).by(by).direct(), parts).map(|(_, written)| written)
     }
 
-    /// Writes with the content lock shared, if nothing speaks against that.
+    /// Writes with the content lock shared, if nothing speaks against that. Returns the number of
+    /// bytes, and whether they are durable; `None` if it has to be done alone.
     pub(super) fn write_direct_shared(
         &self,
         by: WriteBy,
         offset: u64,
         bytes: &[u8],
         how: DirectOptions,
-    ) -> Result<DirectOutcome> {
+    ) -> Result<Option<(usize, bool)>> {
         self.check_contents()?;
         let (fs, node) = (self.fs(), self.node());
         let file = fs.file(node)?;
@@ -182,32 +182,57 @@ impl Inode {
         let outcome = match self.keeps_from_sharing(file, by, end) {
             Some(alone) => DirectOutcome::Alone(alone),
             None => fs.change(|| {
-                let spans = self.volume().writer()?.spans();
-                let mut content = Some(node.content.read());
-                let mut under_way = None;
-                // This is asked again, because it may have changed before the lock was taken.
-                if let Some(alone) = self.keeps_from_sharing(file, by, end) {
-                    return Ok(DirectOutcome::Alone(alone));
-                }
-                if by != WriteBy::Cache {
-                    check_changeable(node.ino(), node.gist().flags)?;
-                }
-                let mapper = FileMapper { fs, node, file };
-                let depart = || {
-                    let operation = node.content.under_way(spans, &(offset..end));
-                    under_way = content.take().map(|guard| (operation, Content::stand_in(guard)));
-                };
-                let outcome =
-                    file.cache.write_direct_shared(&mapper, offset, bytes, how, depart)?;
-                if matches!(outcome, DirectOutcome::Done { .. }) && by != WriteBy::Cache {
-                    file.touch(self.volume().writer()?.now());
-                    fs.note_dirty(node, file);
-                }
-                Ok::<_, FsError>(outcome)
+                let outcome = self.write_direct_beside(file, by, offset, bytes, how, None)?;
+                let DirectOutcome::Taken = outcome else { return Ok(outcome) };
+                // The content lock is free meanwhile: whoever wants another part of the file, or the
+                // writer that has the range, need not wait for this one.
+                let own = file.cache.lock_range(offset..end);
+                self.write_direct_beside(file, by, offset, bytes, how, Some(&own))
             })?,
         };
-        if let DirectOutcome::Alone(alone) = outcome {
-            file.cache.count_alone(alone);
+        match outcome {
+            DirectOutcome::Done { written, durable } => Ok(Some((written, durable))),
+            DirectOutcome::Alone(alone) => {
+                file.cache.count_alone(alone);
+                Ok(None)
+            }
+            // It has waited for the range; alone it is right as well.
+            DirectOutcome::Taken => Ok(None),
+        }
+    }
+
+    /// Writes once with the content lock shared, as far as nothing speaks against that. `own` is the
+    /// range if the caller has waited for it.
+    fn write_direct_beside(
+        &self,
+        file: &FileState,
+        by: WriteBy,
+        offset: u64,
+        bytes: &[u8],
+        how: DirectOptions,
+        own: Option<&RangeLock<'_>>,
+    ) -> Result<DirectOutcome> {
+        let (fs, node) = (self.fs(), self.node());
+        let end = offset.saturating_add(bytes.len() as u64);
+        let spans = self.volume().writer()?.spans();
+        let mut content = Some(node.content.read());
+        let mut under_way = None;
+        // This is asked again, because it may have changed before the lock was taken.
+        if let Some(alone) = self.keeps_from_sharing(file, by, end) {
+            return Ok(DirectOutcome::Alone(alone));
+        }
+        if by != WriteBy::Cache {
+            check_changeable(node.ino(), node.gist().flags)?;
+        }
+        let mapper = FileMapper { fs, node, file };
+        let depart = || {
+            let operation = node.content.under_way(spans, &(offset..end));
+            under_way = content.take().map(|guard| (operation, Content::stand_in(guard)));
+        };
+        let outcome = file.cache.write_direct_shared(&mapper, offset, bytes, how, own, depart)?;
+        if matches!(outcome, DirectOutcome::Done { .. }) && by != WriteBy::Cache {
+            file.touch(self.volume().writer()?.now());
+            fs.note_dirty(node, file);
         }
         Ok(outcome)
     }

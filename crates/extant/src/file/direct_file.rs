@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 
 use extant_format::inode::InodeFlags;
-use extant_iomap::{DirectOptions, DirectOutcome};
+use extant_iomap::DirectOptions;
 
 use super::io::WriteAsk;
 use super::{FileMapper, WriteBy};
@@ -175,8 +175,8 @@ impl DirectFile {
         }
         let how = self.options(synced);
         let (written, durable) = match self.inode.write_direct_shared(by, offset, bytes, how)? {
-            DirectOutcome::Done { written, durable } => (written, durable),
-            DirectOutcome::Alone(_) => (self.inode.write_direct_alone(by, offset, bytes)?, false),
+            Some(done) => done,
+            None => (self.inode.write_direct_alone(by, offset, bytes)?, false),
         };
         if synced {
             match durable {

@@ -304,6 +304,7 @@ fn a_write_into_a_hole_that_the_device_takes_long_over_holds_up_nobody_but_its_b
             bytes.fill(value);
             bytes
         };
+        let cut = AtomicBool::new(false);
         scope(|threads| {
             let slow = threads.spawn("slow", || file.write_at(&filled(STALLS, BLOCK), 8 * BLOCK));
             let slow = slow.unwrap();
@@ -323,11 +324,28 @@ fn a_write_into_a_hole_that_the_device_takes_long_over_holds_up_nobody_but_its_b
             // Its own block is its own until then.
             let same = threads.spawn("same", || file.write_at(&filled(5, SECTOR), 8 * BLOCK));
             let same = same.unwrap();
-            let cuts = threads.spawn("cuts", || file.inode().truncate(65 * BLOCK)).unwrap();
+            SystemClock.sleep(Duration::from_millis(30));
+            // Nor does whoever waits for the block hold up those who want another part of the file alone.
+            let cuts = threads.spawn("cuts", || {
+                file.inode().truncate(65 * BLOCK).unwrap();
+                file.inode()
+                    .fallocate(Fallocate::Allocate { keep_size: true }, 30 * BLOCK..31 * BLOCK)
+                    .unwrap();
+                cut.store(true, Ordering::SeqCst);
+            });
+            let cuts = cuts.unwrap();
+            for _ in 0..10_000 {
+                if cut.load(Ordering::SeqCst) {
+                    break;
+                }
+                SystemClock.sleep(Duration::from_millis(1));
+            }
+            let was_cut = cut.load(Ordering::SeqCst);
             device.state.let_go();
             assert_eq!(slow.join().unwrap().unwrap() as u64, BLOCK);
             assert_eq!(same.join().unwrap().unwrap() as u64, SECTOR);
-            cuts.join().unwrap().unwrap();
+            cuts.join().unwrap();
+            assert!(was_cut, "it has waited for a writer of another part that waits for a third");
         })
         .unwrap();
         let mut wanted = vec![0; 65 * BLOCK as usize];

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use extant_iomap::{DirectOptions, DirectOutcome, FileCache, Obstacle};
+use extant_iomap::{DirectOptions, DirectOutcome, FileCache, Obstacle, RangeLock};
 use extant_sync::{Rank, RwLock};
 
 use super::{Error, Fs};
@@ -136,15 +136,33 @@ impl TestFile {
         self.write_held(at, bytes)
     }
 
+    /// Past the cache and beside others, or not at all.
+    pub(crate) fn write_direct_beside(
+        &self,
+        at: u64,
+        bytes: &[u8],
+        how: DirectOptions,
+    ) -> Result<DirectOutcome, Error> {
+        let try_with = |own: Option<&RangeLock<'_>>| {
+            let _content = self.content.read();
+            self.data.write_direct_shared(self, at, bytes, how, own, || ())
+        };
+        match try_with(None)? {
+            DirectOutcome::Taken => {
+                let own = self.data.lock_range(at..at + bytes.len() as u64);
+                try_with(Some(&own))
+            }
+            outcome => Ok(outcome),
+        }
+    }
+
     /// Past the cache: beside others, if that does, else with the lock for itself.
     pub(crate) fn write_direct(&self, at: u64, bytes: &[u8]) -> Result<usize, Error> {
-        {
-            let _content = self.content.read();
-            let how = DirectOptions { unit: self.block(), durable: false };
-            match self.data.write_direct_shared(self, at, bytes, how, || ())? {
-                DirectOutcome::Done { written, .. } => return Ok(written),
-                DirectOutcome::Alone(why) => self.data.count_alone(why),
-            }
+        let how = DirectOptions { unit: self.block(), durable: false };
+        match self.write_direct_beside(at, bytes, how)? {
+            DirectOutcome::Done { written, .. } => return Ok(written),
+            DirectOutcome::Alone(why) => self.data.count_alone(why),
+            DirectOutcome::Taken => unreachable!("it has waited for the range"),
         }
         let _content = self.content.write();
         if at > self.size() && self.fs.options.ahead {
