@@ -21,8 +21,10 @@
 //! - P3. The server looks at the image only after it has given up its rights.
 //! - P4. A dead mount is taken away by the keeper; a mount without keeper goes on.
 
+mod answers;
 pub(crate) mod asked;
 pub(crate) mod busy;
+mod devices;
 pub(crate) mod farewell;
 pub(crate) mod figures;
 pub(crate) mod holders;
@@ -31,6 +33,7 @@ pub(crate) mod launcher;
 pub(crate) mod link;
 pub(crate) mod log;
 pub(crate) mod notify;
+mod opening;
 pub(crate) mod options;
 mod peek;
 pub(crate) mod remount;

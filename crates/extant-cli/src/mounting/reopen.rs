@@ -22,9 +22,8 @@ use rustix::fs::{Access, Mode, OFlags};
 
 use crate::exit::{Exit, Failure, Result};
 use crate::in_use::loop_device_of;
+use crate::mounting::opening::{is_protected_device, unsealed};
 use crate::mounting::options::MountChoices;
-use crate::mounting::server::is_protected_device;
-use crate::mounting::server::unsealed;
 
 /// Returns whether what is mounted for reading as `choices` say could be mounted for writing later.
 pub(crate) fn may_become_writable(path: &Path, choices: &MountChoices) -> bool {

@@ -19,7 +19,8 @@
 use extant_base::{FsBlock, sabotage};
 use extant_iomap::{Mapper as _, Placed, Placement};
 
-use super::mapper::{FileMapper, ReadBytes, Ticket};
+use super::mapper::{FileMapper, Ticket};
+use super::publish::ReadBytes;
 use crate::error::{FsError, Result};
 use crate::inode::Inode;
 use crate::txn::Txn;

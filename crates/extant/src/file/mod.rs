@@ -44,6 +44,7 @@ mod nowait;
 mod once;
 mod pieces;
 mod privilege;
+mod publish;
 mod query;
 mod resize;
 mod sealing;
