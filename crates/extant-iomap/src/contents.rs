@@ -306,8 +306,9 @@ impl<'a> Contents<'a> {
     }
 
     /// Reads several runs, for contents without a stage ([`reads_at_once`](Self::reads_at_once)).
-    pub(crate) fn read_runs(&self, runs: &mut [ReadRun<'_>]) -> Result<(), DeviceError> {
-        self.device.read_runs(runs).into_iter().collect()
+    /// Returns the result of each.
+    pub(crate) fn read_runs(&self, runs: &mut [ReadRun<'_>]) -> Vec<Result<(), DeviceError>> {
+        self.device.read_runs(runs)
     }
 
     /// Makes whole blocks at `offset` of the file, at `address` of the device, contain zeros.

@@ -9,15 +9,16 @@
 //!   has changed the map or the device, and then sees no mark, knows that later fills meet the change.
 //! - L3. Whoever needs units that another thread fills waits for the mark to go, without the folio's
 //!   lock, and looks again: a fill that failed tells its own caller why, the next one tries itself.
-//! - L4. A thread waits for no fill while it fills. It counts as a holder of a folio's lock for the
-//!   order of locks, so that debug builds refuse it.
+//! - L4. A thread waits for no fill while it has units marked, of however many folios. While it fills
+//!   them it counts as a holder of a folio's lock for the order of locks, so that debug builds refuse
+//!   that.
 //!
 //! Units beside them can be read, written, brought to the device and filled by others meanwhile.
 
 use std::ops::Range;
 
 use extant_base::sabotage;
-use extant_block::ReadRun;
+use extant_block::{DeviceError, ReadRun};
 use extant_sync::{Hold, Rank};
 
 use crate::cache::CacheError;
@@ -36,10 +37,14 @@ const PART: u64 = 256 << 10;
 #[derive(Default)]
 struct Reads {
     parts: Vec<PartRead>,
+    /// Number of the claim for which parts are added.
+    claim: usize,
 }
 
 /// A run of bytes to be read.
 struct PartRead {
+    /// Which of the claims that are filled together it belongs to.
+    claim: usize,
     /// Offset in the arena.
     to: u64,
     /// Address on the device.
@@ -51,10 +56,14 @@ impl Reads {
     fn add(&mut self, to: u64, from: u64, len: u64) {
         for done in (0..len).step_by(PART as usize) {
             let len = PART.min(len - done);
-            self.parts.push(PartRead { to: to + done, from: from.saturating_add(done), len });
+            let from = from.saturating_add(done);
+            self.parts.push(PartRead { claim: self.claim, to: to + done, from, len });
         }
     }
 }
+
+/// What became of a part, with the number of its claim.
+type PartResult = (usize, Result<(), DeviceError>);
 
 /// Units of a folio that this thread fills (L1). Dropping it ends the fill.
 pub(crate) struct Claim<'a> {
@@ -63,8 +72,6 @@ pub(crate) struct Claim<'a> {
     /// Runs of units, in ascending order.
     runs: Vec<Range<u64>>,
     is_filled: bool,
-    /// The rank of the folio's lock (L4).
-    rank: Option<Hold>,
 }
 
 /// Outcome of an attempt to claim the missing units of a range.
@@ -79,8 +86,6 @@ enum Claimed<'a> {
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        // The lock is of the same rank.
-        drop(self.rank.take());
         let states = &self.file.cache.states;
         let folio = self.pin.lock();
         for run in &self.runs {
@@ -142,7 +147,7 @@ impl FileCache {
             drop(folio);
             match claimed {
                 Claimed::Nothing => return Ok(()),
-                Claimed::Units(claim) => self.fill_claimed(mapper, claim)?,
+                Claimed::Units(claim) => self.fill_claims(mapper, vec![claim])?,
                 Claimed::Others if meanwhile() => {}
                 Claimed::Others => {
                     self.cache.counters.fill_waits.add(1);
@@ -182,30 +187,52 @@ impl FileCache {
         }
         match (runs.is_empty(), is_missing) {
             (false, _) => {
-                // The caller's guard is of this rank; from its end on the claim stands for it.
-                Claimed::Units(Claim {
-                    file: self,
-                    pin: pin.clone(),
-                    runs,
-                    is_filled: false,
-                    rank: None,
-                })
+                Claimed::Units(Claim { file: self, pin: pin.clone(), runs, is_filled: false })
             }
             (true, true) => Claimed::Others,
             (true, false) => Claimed::Nothing,
         }
     }
 
-    /// Fills what was claimed. The folio is not locked.
-    pub(crate) fn fill_claimed<M: Mapper>(
+    /// Fills what was claimed, of one folio or several, with the reads of all of them under way at
+    /// once. No folio is locked.
+    ///
+    /// # Errors
+    ///
+    /// The first one. Folios of which all was read are uptodate all the same.
+    pub(crate) fn fill_claims<M: Mapper>(
         &self,
         mapper: &M,
-        mut claim: Claim<'_>,
+        mut claims: Vec<Claim<'_>>,
     ) -> Result<(), M::Error> {
-        claim.rank = Some(Hold::new(Rank::Folio));
-        let pin = &claim.pin;
-        // What the device has is read together at the end, if it likes that.
+        // Ends before the claims do, which take the locks of their folios.
+        let rank = Hold::new(Rank::Folio);
         let mut reads = Reads::default();
+        for (number, claim) in claims.iter().enumerate() {
+            reads.claim = number;
+            self.fill_or_note(mapper, claim, &mut reads)?;
+        }
+        let read = self.read_together(mapper, reads)?;
+        drop(rank);
+        claims.iter_mut().for_each(|claim| claim.is_filled = true);
+        let mut first = Ok(());
+        for (number, error) in
+            read.into_iter().filter_map(|(number, result)| Some((number, result.err()?)))
+        {
+            claims[number].is_filled = false;
+            first = first.and(Err(error));
+        }
+        Ok(first?)
+    }
+
+    /// Fills what was claimed of one folio, or notes what has to be read for it.
+    fn fill_or_note<M: Mapper>(
+        &self,
+        mapper: &M,
+        claim: &Claim<'_>,
+        reads: &mut Reads,
+    ) -> Result<(), M::Error> {
+        let pin = &claim.pin;
         for run in &claim.runs {
             let missing = self.bytes_of_units(pin, run);
             let mut at = missing.start;
@@ -214,7 +241,7 @@ impl FileCache {
                 let ask = at..missing.end.saturating_add(ASK);
                 let mapping = self.mapping(mapper, ask, Intent::Read)?;
                 let end = mapping.end().min(missing.end);
-                self.fill_part(mapper, pin, at..end, &mapping, &mut reads)?;
+                self.fill_part(mapper, pin, at..end, &mapping, reads)?;
                 at = end;
             }
             if reads.parts.len() == before
@@ -223,8 +250,6 @@ impl FileCache {
                 self.check_filled(mapper, pin, missing, unit)?;
             }
         }
-        self.read_together(mapper, &reads)?;
-        claim.is_filled = true;
         Ok(())
     }
 
@@ -236,23 +261,34 @@ impl FileCache {
         folio + ((units.start - first) << unit)..folio + ((units.end - first) << unit)
     }
 
-    /// Reads parts of one folio with several requests under way at once.
-    fn read_together<M: Mapper>(&self, mapper: &M, reads: &Reads) -> Result<(), M::Error> {
+    /// Reads parts of folios with several requests under way at once.
+    fn read_together<M: Mapper>(
+        &self,
+        mapper: &M,
+        mut reads: Reads,
+    ) -> Result<Vec<PartResult>, M::Error> {
         if reads.parts.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
+        reads.parts.sort_unstable_by_key(|part| part.to);
         let cache = &*self.cache;
         let contents = mapper.contents()?;
         let places: Vec<(u64, u64)> = reads.parts.iter().map(|part| (part.to, part.len)).collect();
-        cache.arena.fill_many(&places, |memory| {
+        let results = cache.arena.fill_many(&places, |memory| {
             let runs = memory.into_iter().zip(&reads.parts);
             let mut runs: Vec<_> =
                 runs.map(|(out, part)| ReadRun { offset: part.from, out }).collect();
             contents.read_runs(&mut runs)
-        })?;
-        cache.counters.device_reads.add(reads.parts.len() as u64);
-        cache.counters.bytes_filled.add(places.iter().map(|(_, len)| len).sum());
-        Ok(())
+        });
+        let parts = reads.parts.iter().zip(results);
+        let read = parts.map(|(part, result)| {
+            if result.is_ok() {
+                cache.counters.device_reads.add(1);
+                cache.counters.bytes_filled.add(part.len);
+            }
+            (part.claim, result)
+        });
+        Ok(read.collect())
     }
 
     /// Checks bytes that were filled and are not uptodate yet (E4), and zeroes those behind the end

@@ -15,6 +15,10 @@ pub(crate) fn pages_of(at: u64, len: u64) -> u64 {
     (at.saturating_add(len)).div_ceil(1 << PAGE_LOG2) - (at >> PAGE_LOG2)
 }
 
+/// Number of folios of one window that are filled together, where the device has several reads under
+/// way at once: pieces of a file that lies in many places.
+const TOGETHER_MAX: usize = 32;
+
 impl FileCache {
     /// Fetches one window that a reader is expected to want, for the thread of
     /// [`Mapper::read_ahead`]. The caller holds the content lock, shared. Returns false when there
@@ -44,15 +48,23 @@ impl FileCache {
     where
         M::Error: From<CacheError>,
     {
+        let reads_at_once = mapper.contents().is_ok_and(|contents| contents.reads_at_once());
+        let most = if reads_at_once { TOGETHER_MAX } else { 1 };
         let end = mapper.size().min(pages.end.saturating_mul(1 << PAGE_LOG2));
         let mut at = pages.start.saturating_mul(1 << PAGE_LOG2);
+        let mut claims = Vec::new();
         while at < end {
+            if claims.len() == most
+                && self.fill_claims(mapper, std::mem::take(&mut claims)).is_err()
+            {
+                return;
+            }
             let page = at >> PAGE_LOG2;
             if let Some(cached) = self.cached_to(page) {
                 at = cached << PAGE_LOG2;
                 continue;
             }
-            let Ok(mapping) = self.mapping(mapper, at..end, Intent::Read) else { return };
+            let Ok(mapping) = self.mapping(mapper, at..end, Intent::Read) else { break };
             let stop = mapping.end().min(end);
             if !matches!(mapping.kind, Kind::Mapped(_)) {
                 at = stop;
@@ -60,18 +72,17 @@ impl FileCache {
             }
             match self.make_ahead(page, order_for(pages_of(at, stop - at)), ahead) {
                 MadeAhead::Taken => {}
-                MadeAhead::NoRoom => return,
+                MadeAhead::NoRoom => break,
                 MadeAhead::Made(pin, locked) => {
                     let folio = self.bytes_of(&pin);
                     let part = folio.start..folio.end.min(end.max(folio.start + 1));
-                    let claim = self.claim_new(&pin, part);
+                    claims.extend(self.claim_new(&pin, part));
                     drop(locked);
-                    if claim.is_some_and(|claim| self.fill_claimed(mapper, claim).is_err()) {
-                        return;
-                    }
                     at = folio.end;
                 }
             }
         }
+        // Whoever misses something of it reports the error.
+        let _ = self.fill_claims(mapper, claims);
     }
 }

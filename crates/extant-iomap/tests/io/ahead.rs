@@ -200,6 +200,44 @@ fn an_error_ahead_is_nobodys_and_the_reader_tries_again() {
 }
 
 #[test]
+fn the_pieces_of_a_file_that_lies_in_many_places_are_asked_for_together() {
+    for (at_once, fails) in [(0, 0), (8, 0), (8, 40)] {
+        let fs = Fs::new(options());
+        let file = fs.file();
+        let bytes = content(&mut Prng::new(1), 2 << 20);
+        file.truncate(bytes.len() as u64).unwrap();
+        // Pieces of four blocks, the last one first on the device.
+        for (piece, part) in bytes.chunks(16 << 10).enumerate().rev() {
+            file.write((piece * (16 << 10)) as u64, part).unwrap();
+            file.sync().unwrap();
+        }
+        fs.cache.drop_clean();
+        fs.device.at_once.store(at_once, Ordering::SeqCst);
+        fs.device.reads.after(fails);
+        for at in (0..256 << 10).step_by(64 << 10) {
+            // What a reader needs itself is read before what follows, and does not fail.
+            assert_eq!(file.read(at, 64 << 10).unwrap().len(), 64 << 10);
+        }
+        while file.fetch_next() {}
+        assert_eq!(fs.device.reads.failed(), u64::from(fails > 0));
+        let together = std::mem::take(&mut *fs.device.together.lock());
+        let pieces: usize = together.iter().sum();
+        match at_once {
+            0 => assert_eq!(pieces, 0),
+            _ if fails == 0 => assert!(pieces == 128 && together.len() <= 10, "{together:?}"),
+            _ => assert!(together.len() <= 6 && together[5] == 32, "{together:?}"),
+        }
+        // The one that could not be read is read block by block, by whoever wants it, and costs the
+        // others nothing.
+        read(&file, &bytes, 0..2 << 20, 4096);
+        let (stats, reads) = (fs.cache.stats(), if fails == 0 { 128 } else { 127 + 4 });
+        assert_eq!((stats.bytes_filled, stats.device_reads), (2 << 20, reads), "{at_once}");
+        drop(file);
+        fs.check_empty();
+    }
+}
+
+#[test]
 fn a_small_cache_keeps_what_was_fetched_until_it_is_read_and_what_is_dirty() {
     for (cache_bytes, folio_max_log2) in [(2 << 20, 21), (4 << 20, 16), (1 << 20, 12)] {
         let fs = Fs::new(Options { cache_bytes, folio_max_log2, ..Options::default() });

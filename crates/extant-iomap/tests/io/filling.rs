@@ -247,7 +247,11 @@ fn many_readers_of_folios_with_holes_see_what_was_written_last() {
             s.spawn("writer", move || {
                 let _ends = Ends(ended);
                 let mut random = Prng::new(writer as u64);
-                for round in 0..3000 {
+                let mut round = 0;
+                while (round < 3000 || reads.load(Ordering::Relaxed) < 300)
+                    && !ended.load(Ordering::Relaxed)
+                {
+                    round += 1;
                     // Every block is filled with one number, so that a mix shows.
                     let at = random.below(64) * BLOCK as u64;
                     let part = [random.below(250) as u8 + 1; BLOCK];

@@ -4,10 +4,10 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 
 use extant_block::{
-    BlockDevice, DeviceError, DeviceFault, MemoryDevice, Operation, OperationKind, Pending,
+    BlockDevice, DeviceError, DeviceFault, MemoryDevice, Operation, OperationKind, Pending, ReadRun,
 };
 use extant_sync::{Mutex, Rank};
 
@@ -144,6 +144,10 @@ pub(crate) struct TestDevice {
     pub(crate) writes: Fault,
     /// A write that fails has stored the first half of its bytes, as on a real device.
     pub(crate) tears: AtomicBool,
+    /// How many reads the device says it has under way at once; 0 for one.
+    pub(crate) at_once: AtomicUsize,
+    /// Reads of each call that asked for several.
+    pub(crate) together: Mutex<Vec<usize>>,
 }
 
 impl TestDevice {
@@ -158,6 +162,8 @@ impl TestDevice {
             reads: Fault::default(),
             writes: Fault::default(),
             tears: AtomicBool::new(false),
+            at_once: AtomicUsize::new(0),
+            together: Mutex::new(Rank::Leaf, Vec::new()),
         }
     }
 
@@ -222,6 +228,18 @@ impl BlockDevice for TestDevice {
         self.memory.read_at(offset, out)?;
         self.hooks.run(Point::WasRead);
         Ok(())
+    }
+
+    fn runs_at_once(&self, kind: OperationKind) -> usize {
+        match kind {
+            OperationKind::Read => self.at_once.load(Ordering::SeqCst).max(1),
+            _ => 1,
+        }
+    }
+
+    fn read_runs(&self, runs: &mut [ReadRun<'_>]) -> Vec<Result<(), DeviceError>> {
+        self.together.lock().push(runs.len());
+        runs.iter_mut().map(|run| self.read_at(run.offset, run.out)).collect()
     }
 
     fn write_at(&self, offset: u64, bytes: &[u8]) -> Result<(), DeviceError> {
