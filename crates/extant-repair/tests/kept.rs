@@ -7,6 +7,8 @@ mod elsewhere;
 mod log;
 #[path = "kept/names.rs"]
 mod names;
+#[path = "kept/quota.rs"]
+mod quota;
 
 use std::fmt::Write as _;
 use std::fs;
