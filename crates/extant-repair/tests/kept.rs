@@ -9,6 +9,8 @@ mod log;
 mod names;
 #[path = "kept/quota.rs"]
 mod quota;
+#[path = "kept/values.rs"]
+mod values;
 
 use std::fmt::Write as _;
 use std::fs;
