@@ -149,7 +149,8 @@ fn restore_kind(state: &State, record: &mut Record, problems: &[Problem]) -> Fix
 /// Returns whether a record is that of an attribute's value but for its type: the mark is there, and a whole map.
 fn is_marked_as_value(state: &State, record: &Record) -> Fixed<bool> {
     let is_marked = record.has(InodeFlags::EA_INODE) && state.sb.features.has(Feature::EA_INODE);
-    Ok(is_marked && record.links() == 1 && is_whole(state, record)?)
+    let is_no_file = record.ino.0 < state.sb.first_inode.0;
+    Ok(is_marked && !is_no_file && record.links() == 1 && is_whole(state, record)?)
 }
 
 /// Returns whether nothing of what a record says of a file's blocks is impossible: in one that was written over, the map
