@@ -142,13 +142,16 @@ impl FileDevice {
     ///
     /// [`OpenError::NotADevice`], [`OpenError::Locked`], [`OpenError::Io`].
     pub fn with_file(file: File, path: &Path, is_read_only: bool) -> Result<FileDevice, OpenError> {
-        let metadata = file.metadata().map_err(|source| io_error("examine", path, source))?;
+        let examine = || file.metadata().map_err(|source| io_error("examine", path, source));
+        let mut metadata = examine()?;
         let is_block_device = metadata.file_type().is_block_device();
         if let Some(what) = not_a_device(&metadata) {
             return Err(OpenError::NotADevice { path: path.to_owned(), what });
         }
         if !is_read_only {
             lock(&file, &metadata, path)?;
+            // Who had the lock may have made it longer or shorter.
+            metadata = examine()?;
         }
         let (size_bytes, logical_sector_bytes) = if is_block_device {
             let measure = rustix::fs::seek(&file, SeekFrom::End(0))

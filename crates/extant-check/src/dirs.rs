@@ -1,11 +1,13 @@
 //! Directories: every block, every name, and what each name leads to.
 
+use std::array;
 use std::ops::{ControlFlow, Range};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use extant_base::{FileBlock, Ino};
 use extant_format::dir::{self, DirEntry, DirFault, DirLayout, FileType, Records};
 use extant_format::features::{Compat, EncodingFlags};
+use extant_format::fold::fold_name;
 use extant_format::hash::{HashSeed, HashVersion, NAMES_AT_ONCE, name_hashes};
 use extant_format::inline::InlineDir;
 use extant_format::inode::InodeFlags;
@@ -38,6 +40,8 @@ struct Walk {
     is_encrypted: bool,
     /// Names must be UTF-8.
     is_strict: bool,
+    /// Names are hashed in their folded form.
+    is_folded: bool,
     hash: Option<HashVersion>,
     dotdot: Ino,
     children: u32,
@@ -147,6 +151,7 @@ impl<'s> DirScan<'s, '_> {
             is_strict: detail.flags.contains(InodeFlags::CASEFOLD)
                 && !detail.flags.contains(InodeFlags::ENCRYPT)
                 && self.sb.encoding_flags.contains(EncodingFlags::STRICT),
+            is_folded: detail.flags.contains(InodeFlags::CASEFOLD),
             hash: None,
             dotdot: Ino(0),
             children: 0,
@@ -254,9 +259,7 @@ impl<'s> DirScan<'s, '_> {
         if flags.contains(InodeFlags::INDEX) {
             if self.sb.features.has_compat(Compat::DIR_INDEX) {
                 index = self.index_of(walk, runs, next)?;
-                // How names fold is not known here.
-                let is_folded = flags.contains(InodeFlags::CASEFOLD);
-                walk.hash = index.as_ref().map(|index| index.hash).filter(|_| !is_folded);
+                walk.hash = index.as_ref().map(|index| index.hash);
             } else {
                 let (ino, flags) = (walk.dir, flags.bits());
                 self.problem(Problem::Flags {
@@ -353,7 +356,7 @@ impl<'s> DirScan<'s, '_> {
         let mut hashes = std::mem::take(&mut self.hashes);
         hashes.clear();
         if let (Some(_), Some(version)) = (range, walk.hash) {
-            self.hash_names(version, records.clone(), &mut hashes);
+            self.hash_names((version, walk.is_folded), records.clone(), &mut hashes);
         }
         let mut next_hash = hashes.iter().copied();
         let mut position = 0;
@@ -406,17 +409,30 @@ impl<'s> DirScan<'s, '_> {
     }
 
     /// The hashes of the names of a block, several at once. None where the function needs a key.
-    fn hash_names(&self, version: HashVersion, records: Records<'_>, out: &mut Vec<u32>) {
+    fn hash_names(
+        &self,
+        (version, is_folded): (HashVersion, bool),
+        records: Records<'_>,
+        out: &mut Vec<u32>,
+    ) {
         let seed = HashSeed::from_words(self.sb.hash_seed);
-        let mut entries = records.map_while(Result::ok).filter(DirEntry::is_used);
-        while let Some(first) = entries.next() {
-            let mut names = [first.name; NAMES_AT_ONCE];
-            let mut count = 1;
-            for (slot, entry) in names.iter_mut().skip(1).zip(&mut entries) {
-                *slot = entry.name;
-                count += 1;
-            }
-            let Some(hashes) = name_hashes(version, &seed, &names) else { return };
+        // What has no folded form is hashed as it is.
+        let folded = |name| if is_folded { fold_name(name) } else { None };
+        let mut entries = records
+            .map_while(Result::ok)
+            .filter(DirEntry::is_used)
+            .map(|entry| (entry.name, folded(entry.name)));
+        loop {
+            let taken: [_; NAMES_AT_ONCE] = array::from_fn(|_| entries.next());
+            let names = taken.each_ref().map(|taken| match taken {
+                Some((_, Some(folded))) => folded.as_slice(),
+                Some((name, None)) => name,
+                None => &[],
+            });
+            let count = taken.iter().flatten().count();
+            let Some(hashes) = name_hashes(version, &seed, &names).filter(|_| count > 0) else {
+                return;
+            };
             out.extend(hashes.iter().take(count).map(|hash| hash.major));
         }
     }

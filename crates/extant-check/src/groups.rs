@@ -1,5 +1,7 @@
 //! Group descriptors, and the claims of fixed metadata.
 
+use std::collections::BTreeMap;
+
 use extant_base::{FsBlock, GroupIndex};
 use extant_format::features::Incompat;
 use extant_format::group::{GroupChecksum, GroupDescriptor, GroupError, GroupFlags};
@@ -29,6 +31,7 @@ impl Checker<'_> {
     }
 
     fn claim_all_fixed(&mut self, tell: bool) {
+        let mut placed = Placed::default();
         for number in 0..self.base.sb.group_count {
             let index = GroupIndex(number);
             let Some(start) = self.base.sb.group_first_block(index) else { break };
@@ -40,7 +43,8 @@ impl Checker<'_> {
             {
                 len += 1;
             }
-            self.claim_fixed(index, "superblock and descriptors", (start.0, len), tell);
+            let told = tell.then_some(&mut placed);
+            self.claim_fixed(index, "superblock and descriptors", (start.0, len), told);
         }
         let flex = self.base.sb.features.has_incompat(Incompat::FLEX_BG);
         let table_len = u64::from(self.base.sb.inode_table_blocks());
@@ -57,12 +61,13 @@ impl Checker<'_> {
                 if tell && !flex && (block.0 < start || block.0.saturating_add(len) > end) {
                     self.problem(Problem::OutsideGroup { group: index, what, block });
                 }
-                self.claim_fixed(index, what, (block.0, len), tell);
+                self.claim_fixed(index, what, (block.0, len), tell.then_some(&mut placed));
             }
         }
         if self.base.sb.features.has_incompat(Incompat::MMP) && self.base.sb.mmp_block.0 != 0 {
             let block = self.base.sb.mmp_block.0;
-            self.claim_fixed(GroupIndex(0), "mmp block", (block, 1), tell);
+            let told = tell.then_some(&mut placed);
+            self.claim_fixed(GroupIndex(0), "mmp block", (block, 1), told);
         }
     }
 
@@ -114,7 +119,7 @@ impl Checker<'_> {
         group: GroupIndex,
         what: &'static str,
         (block, len): (u64, u64),
-        tell: bool,
+        told: Option<&mut Placed>,
     ) {
         let first = u64::from(self.base.sb.first_data_block);
         let exists = block >= first
@@ -124,12 +129,34 @@ impl Checker<'_> {
         }
         let (from, to) = (self.base.cluster(block), self.base.cluster(block + len - 1));
         let twice = self.base.claims.claim(from, to - from + 1);
-        if let Some(twice) = twice
-            && tell
-            && !self.base.sb.bigalloc()
-        {
-            let block = FsBlock(twice + first);
-            self.problem(Problem::MetadataOverlap { group, what, block });
+        let Some(placed) = told else { return };
+        // Pieces may share a cluster, but no block.
+        let twice = match self.base.sb.bigalloc() {
+            true => placed.take(block, len),
+            false => twice.map(|twice| twice + first),
+        };
+        if let Some(block) = twice {
+            self.problem(Problem::MetadataOverlap { group, what, block: FsBlock(block) });
         }
+    }
+}
+
+/// Where fixed metadata lies, in blocks: one past the last of each piece, by its first. No two of them overlap.
+#[derive(Default)]
+struct Placed(BTreeMap<u64, u64>);
+
+impl Placed {
+    /// Takes `len` blocks from `start` on; the first of them that something else has.
+    fn take(&mut self, start: u64, len: u64) -> Option<u64> {
+        let end = start + len;
+        let (_, last) = self.0.range(..=start).next_back().unwrap_or((&0, &0));
+        let twice = match *last > start {
+            true => Some(start),
+            false => self.0.range(start..end).next().map(|(first, _)| *first),
+        };
+        if twice.is_none() {
+            self.0.insert(start, end);
+        }
+        twice
     }
 }

@@ -70,7 +70,7 @@ use checker::Checker;
 pub use describe::{Objects, Severity};
 pub use examination::{Examination, InodeView};
 pub use meet::{Answer, Meet, ReportAll};
-pub use problem::{FIRST_INODE, HOLDS_VALUE, NO_LINKS, Problem};
+pub use problem::{FIRST_INODE, HOLDS_VALUE, NO_LINKS, Problem, VALUE_COUNT};
 pub use report::{CheckError, CheckOptions, Counts, ImageState, Report};
 
 /// Checks the whole image on `device`; reads all of its metadata and none of its data.

@@ -18,6 +18,8 @@ use extant_format::xattr::XattrFault;
 pub const HOLDS_VALUE: &str = "which holds an attribute's value";
 /// Why an entry is wrong whose inode has a type, and no links.
 pub const NO_LINKS: &str = "which has no links";
+/// What the checker says of an inode with a value that counts other references than there are.
+pub const VALUE_COUNT: &str = "its reference count is wrong";
 /// What is the first inode that is no reserved one, where the superblock says another.
 pub const FIRST_INODE: &str = "the first inode of a file";
 

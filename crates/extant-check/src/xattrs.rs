@@ -221,7 +221,7 @@ impl Checker<'_> {
             if counted == 0 {
                 self.problem(Problem::Unreachable { ino: value });
             } else if counted != stored {
-                let why = "its reference count is wrong";
+                let why = crate::VALUE_COUNT;
                 self.problem(Problem::XattrInode { ino: value, value, why });
             }
         }

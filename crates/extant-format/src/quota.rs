@@ -269,6 +269,14 @@ pub enum QuotaError {
         /// The id.
         id: u32,
     },
+    /// A leaf has a record to which nothing leads: a second one of its id, or one that the tree does not know.
+    #[error("quota file: leaf {block} has a record of id {id} to which nothing leads")]
+    Stray {
+        /// The leaf.
+        block: u32,
+        /// The id.
+        id: u32,
+    },
     /// Entries to encode are not in strictly ascending order of id.
     #[error("quota file: id {id} follows id {after}, ids must ascend")]
     Order {

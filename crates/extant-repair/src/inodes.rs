@@ -42,7 +42,10 @@ pub(crate) fn fix(state: &mut State, ino: Ino, problems: &[Problem]) -> Fixed {
                 if looks_like_directory(state, &record)? {
                     let mode = record.mode() & 0o7777;
                     record.put16(record::MODE, mode | FileKind::Directory.mode_bits());
-                } else if state.is_special(ino) || ino == Ino::ROOT {
+                } else if state.is_special(ino)
+                    || ino == Ino::ROOT
+                    || is_marked_as_value(state, &record)?
+                {
                     record.put16(record::MODE, 0o100_600);
                 } else {
                     return state.clear_inode(&mut record);
@@ -141,6 +144,13 @@ fn restore_kind(state: &State, record: &mut Record, problems: &[Problem]) -> Fix
     let mode = record.mode() & 0o7777;
     record.put16(record::MODE, mode | kind.mode_bits());
     Ok(true)
+}
+
+/// Returns whether a record is that of an attribute's value but for its type: the mark is there, and a whole map.
+fn is_marked_as_value(state: &State, record: &Record) -> Fixed<bool> {
+    let is_marked = record.has(InodeFlags::EA_INODE) && state.sb.features.has(Feature::EA_INODE);
+    let is_no_file = record.ino.0 < state.sb.first_inode.0;
+    Ok(is_marked && !is_no_file && record.links() == 1 && is_whole(state, record)?)
 }
 
 /// Returns whether nothing of what a record says of a file's blocks is impossible: in one that was written over, the map
@@ -282,6 +292,10 @@ fn fix_flags(state: &mut State, record: &mut Record, with: &str) -> Fixed<bool> 
         "a special file or symbolic link" => {
             record.set_flag(InodeFlags::IMMUTABLE | InodeFlags::APPEND, false);
         }
+        // One whose type was wrong, and is right now.
+        "what an inode of a value may be"
+            if record.kind() == Some(FileKind::Regular)
+                && state.sb.features.has(Feature::EA_INODE) => {}
         "what an inode of a value may be" => record.set_flag(InodeFlags::EA_INODE, false),
         "a file system without imagic_inodes" => record.set_flag(InodeFlags::IMAGIC, false),
         "a file that is no directory" => {

@@ -7,7 +7,8 @@ use extant_block::BlockDevice;
 use extant_format::features::{Compat, DefaultHash, Features, Incompat};
 use extant_format::group::{GroupChecksum, GroupDescriptor};
 use extant_format::superblock::{
-    MAGIC, OLD_FIRST_INO, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock, SuperblockError,
+    MAGIC, OLD_FIRST_INO, OLD_INODE_SIZE, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSET, Superblock,
+    SuperblockError,
 };
 use extant_layout::Heads;
 use extant_layout::support::CHECKABLE;
@@ -238,6 +239,14 @@ fn patched(
             Err(error) => error,
         };
         match &error {
+            SuperblockError::InodeCount { found, groups, per_group, .. }
+                if !per_group.is_multiple_of(8)
+                    && u64::from(*found).is_multiple_of(groups.saturating_mul(8)) =>
+            {
+                // Bitmaps of inodes are whole bytes: what groups have each is wrong, and not the sum.
+                let right = u32::try_from(u64::from(*found) / groups).unwrap_or(0);
+                put(bytes, 0x28, &right.to_le_bytes());
+            }
             SuperblockError::InodeCount { found, expected, .. } => {
                 // It is not the count that is wrong, and all tables would be read with another length.
                 if backup(draft)?.is_some_and(|other| other.inodes_count == *found) {
@@ -313,10 +322,14 @@ fn patched(
 }
 
 /// Returns a superblock of revision 0 as one of revision 1, if it has what only that has: with revision 0, all features
-/// would be off, and inodes be read as if they were small.
+/// would be off, and inodes be read as if they were small. Sizes that revision 0 has anyway, which mke2fs writes down for
+/// it, too, say nothing.
 fn of_a_later_revision(bytes: &[u8; SUPERBLOCK_BYTES]) -> Option<[u8; SUPERBLOCK_BYTES]> {
-    let has_sizes = u32_at(bytes, 0x54) >= OLD_FIRST_INO && u16_at(bytes, 0x58) != 0;
-    if u32_at(bytes, 0x4c) != 0 || !has_sizes {
+    let (first_inode, inode_size) = (u32_at(bytes, 0x54), u16_at(bytes, 0x58));
+    let has_sizes = first_inode >= OLD_FIRST_INO && inode_size != 0;
+    let has_features = [0x5c, 0x60, 0x64].iter().any(|at| u32_at(bytes, *at) != 0);
+    let is_usual = first_inode == OLD_FIRST_INO && inode_size == OLD_INODE_SIZE;
+    if u32_at(bytes, 0x4c) != 0 || !has_sizes || is_usual && !has_features {
         return None;
     }
     let mut later = *bytes;

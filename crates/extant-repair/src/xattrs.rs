@@ -188,7 +188,8 @@ pub(crate) fn fix(state: &mut State, ino: Ino, problems: &[Problem]) -> Fixed {
     let bad: Vec<Ino> = problems
         .iter()
         .filter_map(|problem| match problem {
-            Problem::XattrInode { ino: owner, value, .. } if owner != value => Some(*value),
+            Problem::XattrInode { why: extant_check::VALUE_COUNT, .. } => None,
+            Problem::XattrInode { value, .. } => Some(*value),
             _ => None,
         })
         .collect();

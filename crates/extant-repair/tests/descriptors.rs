@@ -13,7 +13,7 @@ use extant_format::group::{GroupChecksum, GroupDescriptor};
 use extant_format::superblock::Superblock;
 use extant_layout::Heads;
 use extant_repair::{Ask, Decision, Fix, RepairOptions, repair};
-use extant_testkit::{oracle, require, tempdir};
+use extant_testkit::{image, oracle, require, tempdir};
 
 fn superblock(device: &MemoryDevice) -> Superblock {
     let mut bytes = [0; 1024];
@@ -103,6 +103,67 @@ fn the_only_superblock_loses_nothing_by_a_field_that_follows_from_others() {
         assert_eq!(problems(&device), Vec::<String>::new(), "{what}");
         assert_eq!(require!(e2fsck(&device, dir.path(), false)), "", "{what}");
     }
+}
+
+/// Of one group there is no copy of anything: what lies there says that a descriptor is wrong.
+#[test]
+fn a_bitmap_over_the_inode_table_is_moved_and_not_written_also_where_pieces_share_clusters() {
+    let dir = tempdir().unwrap();
+    let words = ["-text4", "-b1024", "-Obigalloc,^has_journal,^resize_inode", "-C2048"];
+    let good = require!(sample(dir.path(), &words));
+    let before = seen(&good);
+    let path = dir.path().join("over.img");
+    for field in ["inode_bitmap", "block_bitmap"] {
+        let mut table = [0; 4];
+        good.read_at(2048 + 8, &mut table).unwrap();
+        for at in [0, 3] {
+            let block = u32::from_le_bytes(table) + at;
+            let _removed = std::fs::remove_file(&path);
+            image::save(&good, &path);
+            let commands = format!("set_bg 0 {field} {block}\nset_bg 0 checksum calc");
+            require!(oracle::debugfs(&path, true, &commands));
+            let device = image::load(&path);
+            let outcome = repaired(&device).unwrap();
+            let what = format!("{field} {at}: {:#?}", outcome.findings);
+            assert!(outcome.is_clean, "{what}");
+            assert_eq!(losses(&before, &device), Vec::<String>::new(), "{what}");
+            assert_eq!(problems(&device), Vec::<String>::new(), "{what}");
+            assert_eq!(require!(e2fsck(&device, dir.path(), false)), "", "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_number_of_inodes_in_a_group_that_no_bitmap_has_is_wrong_and_not_their_sum() {
+    let dir = tempdir().unwrap();
+    let words = ["-text4", "-b4096", "-O^metadata_csum,uninit_bg", "-Jsize=4"];
+    let good = require!(sample(dir.path(), &words));
+    let before = seen(&good);
+    for wrong in [39, 17, 513] {
+        let device = good.snapshot();
+        device.write_at(1024 + 0x28, &u32::to_le_bytes(wrong)).unwrap();
+        let outcome = repaired(&device).unwrap();
+        let what = format!("{wrong}: {:#?}", outcome.findings);
+        assert!(outcome.is_clean, "{what}");
+        assert_eq!(losses(&before, &device), Vec::<String>::new(), "{what}");
+        assert_eq!(require!(e2fsck(&device, dir.path(), false)), "", "{what}");
+    }
+}
+
+/// `mke2fs -r 0` writes down the sizes that revision 0 has anyway.
+#[test]
+fn a_file_system_of_revision_0_that_is_in_order_stays_one() {
+    let dir = tempdir().unwrap();
+    let good = require!(sample(dir.path(), &["-text2", "-r0", "-b1024"]));
+    assert_eq!(problems(&good), Vec::<String>::new());
+    let outcome = repaired(&good).unwrap();
+    assert!(outcome.findings.is_empty() && outcome.plan.is_empty(), "{:#?}", outcome.findings);
+    // Nor does one wrong count make another revision of it.
+    good.write_at(1024 + 0xc, &[7]).unwrap();
+    assert!(repaired(&good).unwrap().is_clean);
+    let mut revision = [9; 4];
+    good.read_at(1024 + 0x4c, &mut revision).unwrap();
+    assert_eq!((revision, require!(e2fsck(&good, dir.path(), false))), ([0; 4], String::new()));
 }
 
 #[test]

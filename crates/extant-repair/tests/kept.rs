@@ -7,6 +7,10 @@ mod elsewhere;
 mod log;
 #[path = "kept/names.rs"]
 mod names;
+#[path = "kept/quota.rs"]
+mod quota;
+#[path = "kept/values.rs"]
+mod values;
 
 use std::fmt::Write as _;
 use std::fs;

@@ -188,25 +188,39 @@ impl Image {
         reasons: &mut Reasons,
     ) -> Option<Vec<u8>> {
         let held = self.load(ino)?;
-        let is_value = held.has(InodeFlags::EA_INODE) && held.kind() == Some(FileKind::Regular);
-        if !is_value || len > XATTR_BYTES_MAX || held.size() != u64::from(len) {
-            return None;
-        }
-        let mut sink = Value64 { bytes: vec![0; len as usize] };
-        let mut lost = Reasons::new();
-        let source = Source { record: &held, size: u64::from(len), sectors: None };
-        let missing = self.read_content(&source, budget, &mut lost, &mut sink).ok()?;
-        if missing.bytes > 0 || !lost.is_empty() {
-            return None;
-        }
+        let bytes =
+            self.value_in(&held, budget).filter(|bytes| bytes.len() as u64 == u64::from(len))?;
         // The value of a Lustre file has no hash, but who owns it.
         let is_lustre = held.u32(record::MTIME) == owner.ino.0
             && held.u32(record::GENERATION) == owner.u32(record::GENERATION);
-        let is_right = held.u32(record::ATIME) == xattr::value_hash(self.seed, &sink.bytes);
+        let is_right = held.u32(record::ATIME) == xattr::value_hash(self.seed, &bytes);
         if !is_lustre && !is_right {
             *reasons.entry(Why::AttributesChecksum).or_default() += 1;
         }
-        Some(sink.bytes)
+        Some(bytes)
+    }
+
+    /// What an inode holds that is marked as the value of an attribute, if all of it can be read.
+    fn value_in(&self, held: &Record, budget: &mut Budget) -> Option<Vec<u8>> {
+        let is_value = held.has(InodeFlags::EA_INODE) && held.kind() == Some(FileKind::Regular);
+        let size = held.size();
+        if !is_value || size > u64::from(XATTR_BYTES_MAX) {
+            return None;
+        }
+        let mut sink = Value64 { bytes: vec![0; usize::try_from(size).ok()?] };
+        let mut lost = Reasons::new();
+        let source = Source { record: held, size, sectors: None };
+        let missing = self.read_content(&source, budget, &mut lost, &mut sink).ok()?;
+        (missing.bytes == 0 && lost.is_empty()).then_some(sink.bytes)
+    }
+
+    /// Returns whether what a name leads to is the value of an attribute, which has no name: it has the mark, and the hash
+    /// of a value. A file that only has the mark is one.
+    pub(crate) fn holds_value(&self, record: &Record, budget: &mut Budget) -> bool {
+        self.is_marked_as_value(record)
+            && self.value_in(record, budget).is_some_and(|bytes| {
+                record.u32(record::ATIME) == xattr::value_hash(self.seed, &bytes)
+            })
     }
 }
 

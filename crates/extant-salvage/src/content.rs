@@ -46,7 +46,7 @@ impl Image {
         reasons: &mut Reasons,
         sink: &mut S,
     ) -> Result<Missing, S::Stop> {
-        if source.record.has(InodeFlags::INLINE_DATA) {
+        if self.is_inline(source.record) {
             return self.read_inline(source, reasons, sink);
         }
         let mut missing = Missing::default();
@@ -202,7 +202,7 @@ impl Image {
     /// Returns where the last block of a file ends that is mapped, in bytes.
     pub(crate) fn mapped_end(&self, record: &Record, budget: &mut Budget) -> u64 {
         let mut end = 0;
-        if record.has(InodeFlags::INLINE_DATA) {
+        if self.is_inline(record) {
             let value = self.inline_value(record).map_or(0, <[u8]>::len);
             return (BLOCK_BYTES + value) as u64;
         }

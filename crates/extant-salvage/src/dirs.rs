@@ -56,7 +56,7 @@ impl Image {
         reasons: &mut Reasons,
     ) -> Blocks {
         let mut runs = Vec::new();
-        if record.has(InodeFlags::INLINE_DATA) {
+        if self.is_inline(record) {
             return Blocks { runs, at: 0, within: 0 };
         }
         // Directories have no holes: what no map has is lost, whichever block of it said so.
@@ -99,7 +99,7 @@ impl Image {
     ) -> Result<(), E> {
         let stored_hash = record.has(InodeFlags::ENCRYPT | InodeFlags::CASEFOLD);
         let layout = DirLayout { stored_hash, ..self.dirs };
-        if record.has(InodeFlags::INLINE_DATA) {
+        if self.is_inline(record) {
             let area = record.block_area();
             let value = self.inline_value(record).unwrap_or(&[]);
             let mut is_whole = record.size() <= (BLOCK_BYTES + value.len()) as u64;

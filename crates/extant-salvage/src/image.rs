@@ -6,6 +6,7 @@ use extant_base::Ino;
 use extant_block::SharedDevice;
 use extant_format::checksum::inode_seed;
 use extant_format::dir::DirLayout;
+use extant_format::extent::{self, ROOT_RECORDS};
 use extant_format::features::{Compat, Incompat, RoCompat};
 use extant_format::inode::{FileKind, Inode, InodeFlags, InodeLayout};
 use extant_format::record::{EXTRA, Record, u16_at};
@@ -155,10 +156,44 @@ impl Image {
             || (sb.features.has_compat(Compat::ORPHAN_FILE) && ino == sb.orphan_file_inode)
     }
 
+    /// Returns whether the map of an inode is a tree of extents: it says so, or it has one all the same. Read as numbers of
+    /// blocks, a tree would lead into the file system itself.
+    pub(crate) fn has_tree(&self, record: &Record) -> bool {
+        record.has(InodeFlags::EXTENTS) || !self.is_inline(record) && self.is_tree(record)
+    }
+
+    /// Returns whether an inode has its contents inside: it says so, and has them, or no tree in their place.
+    pub(crate) fn is_inline(&self, record: &Record) -> bool {
+        record.has(InodeFlags::INLINE_DATA)
+            && (self.inline_value(record).is_some() || !self.is_tree(record))
+    }
+
+    /// Returns whether what lies in the place of a map is the root of a tree.
+    fn is_tree(&self, record: &Record) -> bool {
+        let may_be = match record.kind() {
+            Some(FileKind::Regular | FileKind::Directory) => true,
+            Some(FileKind::Symlink) => record.size() > 59,
+            _ => false,
+        };
+        let area = record.block_area();
+        let Ok(root) = extent::Node::decode_root(&area) else { return false };
+        may_be
+            && self.sb.features.has_incompat(Incompat::EXTENTS)
+            && root.header().max == ROOT_RECORDS
+            && root.header().entries > 0
+            && root.extents().all(|one| self.in_range(one.device_start.0, u64::from(one.len.0)))
+            && root.children().all(|(index, _)| self.in_range(index.child.0, 1))
+    }
+
+    /// Returns whether an inode is marked as the value of an attribute, where there are such.
+    pub(crate) fn is_marked_as_value(&self, record: &Record) -> bool {
+        record.has(InodeFlags::EA_INODE) && self.sb.features.has_incompat(Incompat::EA_INODE)
+    }
+
     /// Returns whether a record is that of a file with names: not deleted, no part of an attribute, and without a
     /// checksum not against all likelihood.
     pub(crate) fn is_file(&self, record: &Record) -> bool {
-        if record.kind().is_none() || record.links() == 0 || record.has(InodeFlags::EA_INODE) {
+        if record.kind().is_none() || record.links() == 0 || self.is_marked_as_value(record) {
             return false;
         }
         (self.has_checksums() && self.is_sealed(record)) || self.is_likely(record)
@@ -172,8 +207,8 @@ impl Image {
                 && record.u16(EXTRA).is_multiple_of(4));
         let is_map = match record.kind() {
             None => return false,
-            _ if record.has(InodeFlags::INLINE_DATA) => true,
-            Some(FileKind::Directory | FileKind::Regular) if record.has(InodeFlags::EXTENTS) => {
+            _ if self.is_inline(record) => true,
+            Some(FileKind::Directory | FileKind::Regular) if self.has_tree(record) => {
                 u16_at(&area, 0) == extant_format::extent::MAGIC
             }
             Some(FileKind::Directory | FileKind::Regular) => {

@@ -3,7 +3,6 @@
 use extant_base::{BlockCount, FileBlock, FsBlock};
 use extant_format::extent::{self, Extent, ExtentState};
 use extant_format::indirect;
-use extant_format::inode::InodeFlags;
 use extant_format::record::{Record, u16_at, u32_at};
 
 use crate::image::Image;
@@ -60,7 +59,7 @@ impl Image {
             each,
             is_over: false,
         };
-        if record.has(InodeFlags::EXTENTS) {
+        if self.has_tree(record) {
             let depth = u16_at(&area, 6);
             if is_node(&area) && depth < DEPTH_MAX {
                 walk.node(&area, depth, 0, END);

@@ -349,7 +349,7 @@ impl Walk<'_> {
         let record = self.image.load(ino);
         let record = record.filter(|record| {
             let is_used = record.kind().is_some() && record.links() != 0;
-            is_used && !self.image.is_system(ino) && !record.has(InodeFlags::EA_INODE)
+            is_used && !self.image.is_system(ino) && !self.image.holds_value(record, budget)
         });
         let Some(record) = record else {
             return self.damage(name, ino, None, (0, 0), lost(Why::Inode), None);
@@ -447,7 +447,7 @@ impl Walk<'_> {
         budget: &mut Budget,
     ) -> u64 {
         let block = self.image.sb.block_size;
-        let most = match record.has(InodeFlags::EXTENTS) {
+        let most = match self.image.has_tree(record) {
             true => 1 << 32,
             false => indirect::max_file_blocks(block),
         };

@@ -81,7 +81,7 @@ impl Image {
     /// Adds the blocks of a file's contents and map.
     fn add_file(&self, record: &Record, budget: &mut Budget, runs: &mut Runs) {
         let has_map = match record.kind() {
-            _ if record.has(InodeFlags::INLINE_DATA) => false,
+            _ if self.is_inline(record) => false,
             Some(FileKind::Regular | FileKind::Directory) => true,
             Some(FileKind::Symlink) => {
                 record.has(InodeFlags::EXTENTS) || record.size() > FAST_LINK_MAX
@@ -119,8 +119,13 @@ impl Image {
         }
         let bytes = u64::from(sb.inodes_per_group).saturating_mul(u64::from(sb.inode_size));
         let table = bytes.div_ceil(self.block_bytes() as u64);
-        each_descriptor(&*self.device, sb, (blocks, groups), &mut |_, descriptor| {
+        each_descriptor(&*self.device, sb, (blocks, groups), &mut |group, descriptor| {
             let Some((descriptor, true)) = descriptor else { return };
+            let found = self.tables.get(group as usize).map_or(0, |table| table.start);
+            if found != 0 && found != descriptor.inode_table.0 {
+                // It leads elsewhere, and nobody knows what else of it is wrong.
+                return runs.add(SYSTEM, found..found.saturating_add(table).min(blocks));
+            }
             for (start, len) in [
                 (descriptor.block_bitmap.0, 1),
                 (descriptor.inode_bitmap.0, 1),

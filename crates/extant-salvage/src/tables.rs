@@ -37,9 +37,19 @@ pub(crate) fn find_tables(device: &dyn BlockDevice, sb: &Superblock, blocks: u64
     let mut tables = Vec::with_capacity(groups as usize);
     let mut doubtful = Vec::new();
     let mut cache: Option<(u64, Option<Vec<u8>>)> = None;
+    let backups: Vec<GroupIndex> = finder.heads.superblock_groups().skip(1).take(BACKUPS).collect();
+    let mut copies = None;
     for group in 0..groups {
         let own = finder.descriptor(group, GroupIndex(0), &mut cache);
-        match own.filter(|own| own.is_sealed).map(|own| finder.trusted(&own.descriptor)) {
+        // A right checksum says that the descriptor is one, not where the table is: a copy may say something else.
+        let copy = backups.first().and_then(|from| finder.descriptor(group, *from, &mut copies));
+        let is_uncontested = |own: &Copy| {
+            let start = own.descriptor.inode_table;
+            copy.is_none_or(|copy| copy.descriptor.inode_table == start)
+                && (group != 0 || finder.score(group, start.0) > 0)
+        };
+        let trusted = own.filter(|own| own.is_sealed && is_uncontested(own));
+        match trusted.map(|own| finder.trusted(&own.descriptor)) {
             Some(table) => tables.push(table),
             None => {
                 tables.push(Table::default());
@@ -55,7 +65,6 @@ pub(crate) fn find_tables(device: &dyn BlockDevice, sb: &Superblock, blocks: u64
         let groups = geometry.groups().take(groups as usize);
         groups.map(|group| group.inode_table.start).collect()
     });
-    let backups: Vec<GroupIndex> = finder.heads.superblock_groups().skip(1).take(BACKUPS).collect();
     let mut search = TableSearch::default();
     for group in doubtful {
         let mut candidates = Vec::new();

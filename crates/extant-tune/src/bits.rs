@@ -75,6 +75,8 @@ fn wanted(work: &Work<'_>, on: bool) -> Vec<Feature> {
         .filter(|feature| work.request.wants(*feature) == Some(on) && work.has(*feature) != on)
         .filter(|feature| !is_elsewhere(*feature))
         .collect();
+    // What others need comes before them, in whatever order it was said.
+    list.sort_by_key(|feature| *feature != Feature::EXTENTS);
     list.dedup();
     list
 }

@@ -3,6 +3,8 @@
 mod common;
 #[path = "parts/damaged.rs"]
 mod damaged;
+#[path = "parts/edges.rs"]
+mod edges;
 #[path = "parts/settings.rs"]
 mod settings;
 #[path = "parts/theirs.rs"]

@@ -61,8 +61,27 @@ pub enum OpenError {
     },
 }
 
-/// Opens a file for reading and writing, and locks it.
+/// Opens a file for reading and writing, and locks it. One that is replaced while its lock is waited for is opened anew: what
+/// is written to a file without a name is lost.
 pub(super) fn open_writable(path: &Path, flags: OFlags) -> Result<FileDevice, OpenError> {
+    for _ in 0..LOCK_TRIES {
+        let device = open_once(path, flags)?;
+        if !is_replaced(&device, path) {
+            return Ok(device);
+        }
+    }
+    open_once(path, flags)
+}
+
+/// Returns whether the name leads to another file now than the one that was opened.
+fn is_replaced(device: &FileDevice, path: &Path) -> bool {
+    let (Ok(ours), Ok(named)) = (device.file.metadata(), std::fs::metadata(path)) else {
+        return false;
+    };
+    (ours.dev(), ours.ino()) != (named.dev(), named.ino())
+}
+
+fn open_once(path: &Path, flags: OFlags) -> Result<FileDevice, OpenError> {
     let flags = flags | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let opened = OpenOptions::new()
         .read(true)

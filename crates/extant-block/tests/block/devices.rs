@@ -224,14 +224,14 @@ fn a_second_writer_is_refused_with_the_name_of_the_first() {
     FileDevice::open_read_write(&path).unwrap();
 }
 
-/// Such as that of a child which another thread has just made, until it runs its own program.
-#[test]
-fn a_lock_of_a_moment_is_waited_for() {
+/// Opens a disk of 8 KiB for writing while another program has its lock and does something to it.
+fn opened_after(script: &str) -> (tempfile::TempDir, FileDevice) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk");
     fs::write(&path, [7; 8192]).unwrap();
     let mut child = std::process::Command::new("flock");
-    let mut child = child.arg(&path).args(["sleep", "0.05"]).spawn().unwrap();
+    let words = ["disk", "sh", "-c", script];
+    let mut child = child.current_dir(dir.path()).args(words).spawn().unwrap();
     let own = fs::File::open(&path).unwrap();
     let until = SystemClock.monotonic() + Duration::from_secs(20);
     while own.try_lock().is_ok() {
@@ -239,8 +239,29 @@ fn a_lock_of_a_moment_is_waited_for() {
         assert!(SystemClock.monotonic() < until, "it is never locked");
         SystemClock.sleep(Duration::from_millis(1));
     }
-    FileDevice::open_read_write(&path).unwrap();
+    let device = FileDevice::open_read_write(&path).unwrap();
     assert!(child.wait().unwrap().success());
+    (dir, device)
+}
+
+/// Such as that of a child which another thread has just made, until it runs its own program.
+#[test]
+fn a_lock_of_a_moment_is_waited_for() {
+    let (_dir, device) = opened_after("sleep 0.05");
+    assert_eq!(device.size_bytes(), 8192);
+}
+
+#[test]
+fn what_who_had_the_lock_made_of_a_file_is_what_is_opened() {
+    let (_dir, device) = opened_after("sleep 0.05; truncate -s 4096 disk");
+    assert_eq!(device.size_bytes(), 4096);
+    device.write_at(0, &[8; 512]).unwrap();
+    device.flush().unwrap();
+    let (dir, device) = opened_after("cp disk new; truncate -s 12288 new; sleep 0.05; mv new disk");
+    assert_eq!(device.size_bytes(), 12288);
+    device.write_at(0, &[9; 512]).unwrap();
+    device.flush().unwrap();
+    assert_eq!(fs::read(dir.path().join("disk")).unwrap()[..513], [&[9; 512][..], &[7]].concat());
 }
 
 #[test]

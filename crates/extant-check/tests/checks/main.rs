@@ -7,6 +7,7 @@ mod common;
 
 mod built;
 mod clean;
+mod fields;
 mod hostile;
 mod kernel;
 mod problems;

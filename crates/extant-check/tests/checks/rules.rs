@@ -10,12 +10,14 @@ use extant_base::BlockSize;
 use extant_block::{BlockDevice, MemoryDevice};
 use extant_check::{CheckOptions, Problem, check};
 use extant_image::MasterKey;
+use extant_image::attributes::fold_case;
 use extant_image::encrypt::encrypt;
 use extant_image::options::MkfsOptions;
 use extant_image::output::Output;
 use extant_image::plan::{BuildOptions, SizeSpec, plan};
 use extant_image::profile::Profile;
 use extant_image::source::dir::{ScanOptions, scan_dir};
+use extant_image::tree::Tree;
 use extant_image::write::{NoProgress, WriteOptions, write_image};
 use extant_testkit::{image, oracle, require, tempdir};
 
@@ -61,19 +63,26 @@ fn encrypted(dir: &Path) -> MemoryDevice {
         fs::write(source.join(name).join("inside"), b"text").unwrap();
     }
     fs::write(source.join("plain"), b"text").unwrap();
+    built(dir, "encrypt", 4096, |tree| {
+        for (name, byte) in [(b"a", 1), (b"b", 2)] {
+            encrypt(tree, name, &MasterKey::new(&[byte; 64]).unwrap()).unwrap();
+        }
+    })
+}
+
+/// An image of the directory `source`, without checksums, of the tree as `prepare` has made it.
+fn built(dir: &Path, feature: &str, block: u64, prepare: impl FnOnce(&mut Tree)) -> MemoryDevice {
     let threads = NonZeroUsize::new(1).unwrap();
-    let mut scanned =
-        scan_dir(&source, &ScanOptions { threads, ..ScanOptions::default() }).unwrap();
-    for (name, byte) in [(b"a", 1), (b"b", 2)] {
-        encrypt(&mut scanned.tree, name, &MasterKey::new(&[byte; 64]).unwrap()).unwrap();
-    }
+    let options = ScanOptions { threads, ..ScanOptions::default() };
+    let mut scanned = scan_dir(&dir.join("source"), &options).unwrap();
+    prepare(&mut scanned.tree);
     let mut mkfs = MkfsOptions::new(Profile::Default)
-        .with_features("encrypt,^metadata_csum,^metadata_csum_seed,^has_journal")
+        .with_features(&format!("{feature},^metadata_csum,^metadata_csum_seed,^has_journal"))
         .unwrap();
-    mkfs.block_size = Some(BlockSize::new(4096).unwrap());
+    mkfs.block_size = Some(BlockSize::new(block).unwrap());
     let options = BuildOptions { mkfs, size: SizeSpec::Bytes(4 << 20), reproducible: false };
     let plan = plan(&mut scanned.tree, &options).unwrap();
-    let path = dir.join("encrypted.img");
+    let path = dir.join("built.img");
     let output = Output::create(&path, plan.image_bytes()).unwrap();
     let options = WriteOptions {
         threads: 1,
@@ -106,7 +115,7 @@ fn an_encrypted_directory_has_only_what_is_encrypted_like_it() {
     let good = encrypted(dir.path());
     assert_eq!(texts(&found(&good)), [""; 0]);
     assert!(!is_damaged(&good, dir.path()));
-    let path = dir.path().join("encrypted.img");
+    let path = dir.path().join("built.img");
     let (in_a, in_b) = (only_entry(&path, "/a"), only_entry(&path, "/b"));
     let name = "0123456789abcdef";
     let cases: &[(String, &[&str])] = &[
@@ -283,4 +292,31 @@ fn hashes_of_an_index_lie_within_those_of_the_level_above() {
         assert!(found.iter().any(wanted), "{told:#x} in block {leaf}: {found:?}");
         assert!(is_damaged(&device, dir.path()));
     }
+}
+
+/// The names are in folded form where they are hashed: another hash in the index, or another name, is damage.
+#[test]
+fn hashes_of_names_whose_case_is_ignored_lie_within_those_of_the_index() {
+    require!(oracle::Tool::find("e2fsck"));
+    let dir = tempdir().unwrap();
+    let source = dir.path().join("source/d");
+    fs::create_dir_all(&source).unwrap();
+    for number in 0..60 {
+        fs::write(source.join(format!("STRASSE, Straße 0123456789 {number:03}")), []).unwrap();
+        fs::write(source.join(format!("Plain NAME with some LETTERS {number:03}")), []).unwrap();
+    }
+    let good = built(dir.path(), "casefold", 1024, |tree| assert!(fold_case(tree, b"d")));
+    assert_eq!(texts(&found(&good)), [""; 0]);
+    assert!(!is_damaged(&good, dir.path()));
+    let text = oracle::debugfs(&dir.path().join("built.img"), false, "blocks /d").unwrap();
+    let root = text.split_whitespace().find_map(|word| word.parse::<u64>().ok()).unwrap() * 1024;
+    let mut hash = [0; 4];
+    // The third of the records of the root, behind 24 bytes of `.` and `..` and 8 of what kind of index it is.
+    good.read_at(root + 0x30, &mut hash).unwrap();
+    let device = good.snapshot();
+    let more = u32::from_le_bytes(hash) + 0x0100_0000;
+    device.write_at(root + 0x30, &more.to_le_bytes()).unwrap();
+    let told = found(&device);
+    assert!(told.iter().any(|one| matches!(one, Problem::HtreeHash { .. })), "{told:?}");
+    assert!(is_damaged(&device, dir.path()));
 }

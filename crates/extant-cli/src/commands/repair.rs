@@ -1,7 +1,7 @@
 //! `extant repair` and `extant undo`: what is wrong with an image is set right, and put back.
 
 use std::ffi::OsString;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -495,12 +495,17 @@ impl UndoFile {
                 .hint("an undo file is never overwritten: give another name"),
             _ => failed(error),
         })?;
-        match extant_repair::save_undo(device, places, &mut file) {
-            Ok(()) => {}
-            Err(UndoError::File(error)) => return Err(failed(error)),
-            Err(error) => return Err(Failure::new(Exit::Io, error.to_string())),
+        let saved = match extant_repair::save_undo(device, places, &mut file) {
+            Ok(()) => file.sync_all().map_err(failed),
+            Err(UndoError::File(error)) => Err(failed(error)),
+            Err(error) => Err(Failure::new(Exit::Io, error.to_string())),
+        };
+        if let Err(failure) = saved {
+            // Nothing was written yet. What there is of the file puts nothing back, fills the disk that is full, and would be in
+            // the way of the next attempt.
+            let _is_gone = fs::remove_file(path);
+            return Err(failure);
         }
-        file.sync_all().map_err(failed)?;
         Ok(UndoFile { file, shown })
     }
 

@@ -3,7 +3,7 @@
 use crate::support;
 use extant_format::mmp::{Mmp, MmpState};
 use extant_format::superblock::Superblock;
-use support::{Place, tool};
+use support::{EXTANT, Place, Ran, tool};
 
 fn write(place: &Place, name: &str, contents: &str) {
     let path = place.path(name);
@@ -21,6 +21,28 @@ fn damaged(place: &Place) -> Option<()> {
     let ran = tool("debugfs", &["-w", "-f", "commands", "a.img"], place.0.path())?;
     assert!(ran.status.success());
     Some(())
+}
+
+/// The limit of the size of files stands for a full disk.
+#[test]
+fn of_an_undo_file_that_cannot_be_written_nothing_is_left_and_the_image_stays() {
+    let place = Place::new();
+    let Some(()) = damaged(&place) else { return };
+    let before = std::fs::read(place.path("a.img")).unwrap();
+    let repair = "repair -y --undo u a.img";
+    for words in [repair, "tune --undo u --inode-size 512 b.img"] {
+        place.run(&["mkfs", "--force", "b.img", "8M"]).succeeds();
+        let script = format!("trap '' XFSZ; ulimit -f 1; exec \"$0\" {words}");
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", &script, EXTANT]).current_dir(place.0.path());
+        let ran = Ran { args: words.to_owned(), output: shell.output().unwrap() };
+        ran.ends_with(8).complains(&["u cannot be written"]);
+        assert!(!place.path("u").exists(), "{words}");
+        assert!(std::fs::read(place.path("a.img")).unwrap() == before, "{words}");
+    }
+    place.run(&repair.split(' ').collect::<Vec<_>>()).ends_with(1);
+    place.run(&["undo", "u", "a.img"]).succeeds();
+    assert!(std::fs::read(place.path("a.img")).unwrap() == before);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! From the bytes of a quota file to its entries.
 
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use core::mem::size_of;
 
@@ -40,6 +41,8 @@ struct Walk<'a> {
     blocks: u32,
     /// Tree blocks seen, one bit each.
     seen: Vec<u64>,
+    /// Leaves, and which of their records an id leads to, one bit each.
+    leaves: BTreeMap<u32, u16>,
     entries: Vec<QuotaEntry>,
 }
 
@@ -80,26 +83,53 @@ impl<'a> Walk<'a> {
             if depth.saturating_add(1) < DEPTH {
                 self.tree(to, depth.saturating_add(1), id)?;
             } else {
-                let entry = self.find(to, id)?;
+                let (number, entry) = self.find(to, id)?;
+                *self.leaves.entry(to).or_default() |= 1 << number;
                 self.entries.push(entry);
             }
         }
         Ok(())
     }
 
-    /// The record of `id` in a leaf.
-    fn find(&self, leaf: u32, id: u32) -> Result<QuotaEntry, QuotaError> {
-        let missing = QuotaError::Missing { block: leaf, id };
-        let bytes = self.block(leaf).ok_or(missing)?;
-        let records = bytes.get(size_of::<RawLeafHeader>()..).ok_or(missing)?;
+    /// The records of a leaf that are not free, with their numbers.
+    fn records(&self, leaf: u32) -> impl Iterator<Item = (usize, RawQuota)> + use<'a> {
+        let bytes = self.block(leaf).and_then(|bytes| bytes.get(size_of::<RawLeafHeader>()..));
+        let records = bytes.unwrap_or(&[]).chunks_exact(size_of::<RawQuota>()).take(RECORDS);
         records
-            .chunks_exact(size_of::<RawQuota>())
-            .take(RECORDS)
-            .filter_map(|record| RawQuota::read_from_bytes(record).ok())
-            .find(|record| record.dqb_id.get() == id && !record.is_free())
-            .map(|record| record.decode())
-            .ok_or(missing)
+            .enumerate()
+            .filter_map(|(number, raw)| Some((number, RawQuota::read_from_bytes(raw).ok()?)))
+            .filter(|(_, record)| !record.is_free())
     }
+
+    /// The record of `id` in a leaf, and its number.
+    fn find(&self, leaf: u32, id: u32) -> Result<(usize, QuotaEntry), QuotaError> {
+        self.records(leaf)
+            .find(|(_, record)| record.dqb_id.get() == id)
+            .map(|(number, record)| (number, record.decode()))
+            .ok_or(QuotaError::Missing { block: leaf, id })
+    }
+}
+
+/// Follows the tree of a whole quota file.
+fn walk(bytes: &[u8]) -> Result<(QuotaKind, RawHeader, Walk<'_>), QuotaError> {
+    let found = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+    let header = RawHeader::read_from_prefix(bytes);
+    let (header, _) = header.map_err(|_| QuotaError::Short { wanted: 2048, found })?;
+    let magic = header.dqh_magic.get();
+    let kind = QuotaKind::from_magic(magic).ok_or(QuotaError::Magic { found: magic })?;
+    if header.dqh_version.get() != 1 {
+        return Err(QuotaError::Version { found: header.dqh_version.get() });
+    }
+    let blocks = header.dqi_blocks.get();
+    let wanted = u64::from(blocks.max(2)).saturating_mul(1024);
+    if found < wanted || blocks < 2 {
+        return Err(QuotaError::Short { wanted, found });
+    }
+    // One bit per block, and the blocks are there: an eighth of a thousandth of the input.
+    let seen = alloc::vec![0; index(blocks >> 6).saturating_add(1)];
+    let mut walk = Walk { bytes, blocks, seen, leaves: BTreeMap::new(), entries: Vec::new() };
+    walk.tree(ROOT, 0, 0)?;
+    Ok((kind, header, walk))
 }
 
 impl QuotaFile {
@@ -112,23 +142,7 @@ impl QuotaFile {
     ///
     /// [`QuotaError`].
     pub fn decode(bytes: &[u8]) -> Result<QuotaFile, QuotaError> {
-        let found = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-        let header = RawHeader::read_from_prefix(bytes);
-        let (header, _) = header.map_err(|_| QuotaError::Short { wanted: 2048, found })?;
-        let magic = header.dqh_magic.get();
-        let kind = QuotaKind::from_magic(magic).ok_or(QuotaError::Magic { found: magic })?;
-        if header.dqh_version.get() != 1 {
-            return Err(QuotaError::Version { found: header.dqh_version.get() });
-        }
-        let blocks = header.dqi_blocks.get();
-        let wanted = u64::from(blocks.max(2)).saturating_mul(1024);
-        if found < wanted || blocks < 2 {
-            return Err(QuotaError::Short { wanted, found });
-        }
-        // One bit per block, and the blocks are there: an eighth of a thousandth of the input.
-        let seen = alloc::vec![0; index(blocks >> 6).saturating_add(1)];
-        let mut walk = Walk { bytes, blocks, seen, entries: Vec::new() };
-        walk.tree(ROOT, 0, 0)?;
+        let (kind, header, walk) = walk(bytes)?;
         Ok(QuotaFile {
             kind,
             space_grace: header.dqi_bgrace.get(),
@@ -136,6 +150,23 @@ impl QuotaFile {
             flags: header.dqi_flags.get(),
             entries: walk.entries,
         })
+    }
+
+    /// Checks that an id leads to each record that is not free. The kernel looks at no others; e2fsprogs
+    /// takes all that are in a leaf.
+    ///
+    /// # Errors
+    ///
+    /// [`QuotaError::Stray`], and those of [`decode`](QuotaFile::decode).
+    pub fn check_records(bytes: &[u8]) -> Result<(), QuotaError> {
+        let (_, _, walk) = walk(bytes)?;
+        for (block, led_to) in &walk.leaves {
+            let mut records = walk.records(*block);
+            if let Some((_, record)) = records.find(|(number, _)| led_to >> number & 1 == 0) {
+                return Err(QuotaError::Stray { block: *block, id: record.dqb_id.get() });
+            }
+        }
+        Ok(())
     }
 
     /// Checks that the lists of free blocks and of leaves with room begin within the file.

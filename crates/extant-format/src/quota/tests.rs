@@ -112,3 +112,22 @@ fn parts_agree_with_the_whole_file() {
     assert!(matches!(QuotaHeader::decode(&bad), Err(QuotaError::OutOfRange { .. })));
     assert!(QuotaEntry::decode(&[0; RECORD_BYTES]).is_none());
 }
+
+#[test]
+fn a_record_to_which_nothing_leads_is_named() {
+    let mut random = Prng::new(9);
+    let entries: Vec<_> = [0, 5, 1000].iter().map(|id| entry(*id, &mut random)).collect();
+    let file = QuotaFile { entries, ..QuotaFile::empty(QuotaKind::User) };
+    let bytes = file.encode().unwrap();
+    assert_eq!(QuotaFile::check_records(&bytes), Ok(()));
+    let leaf = bytes.chunks(1024).position(|block| QuotaLeaf::find(block, 1000).is_some()).unwrap();
+    // A second record of an id that is there, and one of an id that is not, in a place that is free.
+    for id in [0, 1000, 77] {
+        let mut stray = bytes.clone();
+        let at = leaf * 1024 + record_offset(9);
+        stray[at..at + RECORD_BYTES].copy_from_slice(&entry(id, &mut random).encode());
+        assert_eq!(QuotaFile::decode(&stray).unwrap(), file, "{id}");
+        let found = QuotaError::Stray { block: leaf as u32, id };
+        assert_eq!(QuotaFile::check_records(&stray), Err(found));
+    }
+}

@@ -74,7 +74,7 @@ pub(super) fn phase(problem: &Problem) -> Phase {
         | P::XattrName { .. }
         | P::XattrEntryHash { .. }
         | P::XattrBlockHash { .. } => Phase::Inodes,
-        P::XattrInode { ino, value, .. } if ino != value => Phase::Inodes,
+        P::XattrInode { why, .. } if *why != extant_check::VALUE_COUNT => Phase::Inodes,
         P::SpecialInode { field: "s_journal_inum", .. }
         | P::Journal(..)
         | P::JournalChecksum(..)

@@ -172,6 +172,32 @@ fn descriptors_that_are_gone_are_found_in_backups_or_computed() {
     }
 }
 
+/// A checksum that is right says that a descriptor is one, and no more: a copy of it knows better, or what lies there.
+#[test]
+fn a_descriptor_that_leads_elsewhere_is_not_believed_for_its_checksum() {
+    for features in SETS {
+        let dir = tempdir().unwrap();
+        let sound = require!(sample(dir.path(), features));
+        for command in ["set_bg 0 inode_table 9", "set_bg 1 inode_table 9"] {
+            let sb = superblock(&sound);
+            let has_sums = sb.features.metadata_csum();
+            if command.contains("bg 1") && (sb.group_count < 2 || !has_sums) {
+                continue;
+            }
+            let path = dir.path().join("elsewhere.img");
+            let _removed = std::fs::remove_file(&path);
+            image::save(&sound, &path);
+            let group = &command[..8];
+            let commands = format!("{command}\n{group} checksum calc");
+            require!(oracle::debugfs(&path, true, &commands));
+            let (kept, summary, _) = of(&image::load(&path)).unwrap();
+            let what = format!("{features:?}: {command}");
+            assert_eq!((kept.damages.len(), summary.lost_groups), (0, 0), "{what}");
+            assert_equal(&sound, &kept, &what);
+        }
+    }
+}
+
 /// The first block of a file, from the reader.
 fn first_block(device: &MemoryDevice, path: &str) -> FsBlock {
     let fs = reader(device).unwrap();

@@ -226,3 +226,27 @@ fn a_node_of_extents_that_is_a_copy_of_another_is_lost() {
         assert_eq!((summary.damaged, summary.missing), (1, damage.missing));
     }
 }
+
+/// Nothing is missing of a file whose record has a wrong flag.
+#[test]
+fn a_file_is_whole_that_has_the_mark_of_a_value_or_not_that_of_its_tree() {
+    let cases: [(&[&str], &str, &str); 6] = [
+        (SETS[0], "/d/file7", "sif /d/file7 flags 0x200000"),
+        (SETS[3], "/d/file7", "sif /d/file7 flags 0x280000"),
+        (SETS[2], "/d/file7", "sif /d/file7 flags 0"),
+        (SETS[3], "/d/file9", "sif /d/file9 flags 0"),
+        (SETS[3], "/d/file9", "sif /d/file9 flags 0x10080000"),
+        (SETS[6], "/many", "sif /many flags 0x1000"),
+    ];
+    for (features, path, command) in cases {
+        let dir = tempdir().unwrap();
+        let good = require!(sample(dir.path(), features));
+        let (before, _, _) = of(&good).unwrap();
+        let file = dir.path().join("marked.img");
+        image::save(&good, &file);
+        require!(oracle::debugfs(&file, true, command));
+        let (kept, _, _) = of(&image::load(&file)).unwrap();
+        assert!(kept.damages.is_empty(), "{features:?}, {path}: {:?}", kept.damages);
+        assert_eq!(kept.files, before.files, "{features:?}, {path}");
+    }
+}

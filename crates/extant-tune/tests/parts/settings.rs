@@ -31,6 +31,19 @@ fn theirs(
     shown(&path).map(Some)
 }
 
+/// What a feature needs may be asked for beside it, in whatever order.
+#[test]
+fn features_that_need_each_other_are_switched_by_one_request() {
+    let dir = tempdir().unwrap();
+    let first = require!(made(dir.path(), LAYOUTS[0]));
+    let refused = tuned(&first, &features("64bit")).unwrap_err().to_string();
+    assert!(refused.contains("-O extent"), "{refused}");
+    let (device, _) = tuned(&first, &features("verity,64bit,extent")).unwrap();
+    assert_eq!(require!(e2fsck(&device, dir.path())), "");
+    assert_eq!(problems(&device), Vec::<String>::new());
+    assert_eq!(seen(&first), seen(&device));
+}
+
 /// How wide numbers of blocks and how large inodes are said to be, after whoever else makes them so.
 #[test]
 fn widths_and_sizes_are_said_as_resize2fs_and_tune2fs_say_them() {
