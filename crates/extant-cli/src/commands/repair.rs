@@ -495,13 +495,16 @@ impl UndoFile {
                 .hint("an undo file is never overwritten: give another name"),
             _ => failed(error),
         })?;
-        match extant_repair::save_undo(device, places, &mut file) {
-            Ok(()) => {}
-            Err(UndoError::File(error)) => return Err(failed(error)),
-            Err(error) => return Err(Failure::new(Exit::Io, error.to_string())),
+        let saved = match extant_repair::save_undo(device, places, &mut file) {
+            Ok(()) => file.sync_all().map_err(failed),
+            Err(UndoError::File(error)) => Err(failed(error)),
+            Err(error) => Err(Failure::new(Exit::Io, error.to_string())),
+        };
+        // Nothing is changed then, so a part of it is no way back, and would keep its name from the next attempt.
+        if saved.is_err() {
+            let _ = std::fs::remove_file(path);
         }
-        file.sync_all().map_err(failed)?;
-        Ok(UndoFile { file, shown })
+        saved.map(|()| UndoFile { file, shown })
     }
 
     /// Keeps what the change left, which is done: without it, nobody can tell what was written later.
