@@ -146,6 +146,10 @@ impl From<OpenError> for Failure {
             {
                 Exit::Refused
             }
+            // A directory cannot even be opened for writing; for reading it is no device.
+            OpenError::Io { source, .. } if source.kind() == std::io::ErrorKind::IsADirectory => {
+                Exit::Usage
+            }
             OpenError::Io { source, .. } => io_exit(source),
             OpenError::NotADevice { .. } => Exit::Usage,
             OpenError::Locked { .. } | OpenError::Busy { .. } => Exit::Refused,

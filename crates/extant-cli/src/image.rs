@@ -18,7 +18,7 @@ use crate::output::{complain, report, report_one};
 use crate::place::is_address;
 pub(crate) use crate::place::{split, split_place};
 use crate::size::parse_bytes;
-use crate::source::{SourceArgs, SourceError};
+use crate::source::{SourceArgs, SourceError, has_qcow2_header};
 use crate::text::{escape, human_bytes};
 
 /// Block sizes a backup superblock is looked for with, the most frequent first.
@@ -258,6 +258,11 @@ pub(crate) fn mount_failure(
             let message = message.replace(": : ", ": ");
             let failure = Failure { message, ..failure };
             match (start.iter().all(|byte| *byte == 0), is_file) {
+                // It would make one in place of the container, not in it.
+                (true, true) if has_qcow2_header(Path::new(name)) => failure.hint(
+                    "it begins with zeros, and extant mkfs makes raw images: make one, and \
+                     qemu-img convert -O qcow2 makes a qcow2 image of it",
+                ),
                 (true, true) => failure.hint(format!(
                     "it begins with zeros: extant mkfs {name} makes a file system there"
                 )),

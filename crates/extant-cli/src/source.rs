@@ -440,9 +440,7 @@ impl SourceArgs {
         }
         match self.format {
             Some(format) => format == Format::Qcow2,
-            None => FileDevice::open_read_only(file).is_ok_and(|device| {
-                extant_qcow2::probe(&device).is_ok_and(|found| found == Format::Qcow2)
-            }),
+            None => has_qcow2_header(file),
         }
     }
 
@@ -450,4 +448,10 @@ impl SourceArgs {
     pub(crate) fn written<'a>(&'a self, file: &'a Path) -> &'a Path {
         self.overlay.as_deref().unwrap_or(file)
     }
+}
+
+/// Tells whether a file begins as a qcow2 image does. One that cannot be read does not.
+pub(crate) fn has_qcow2_header(file: &Path) -> bool {
+    FileDevice::open_read_only(file)
+        .is_ok_and(|device| extant_qcow2::probe(&device).is_ok_and(|found| found == Format::Qcow2))
 }

@@ -134,6 +134,16 @@ def test_what_makes_no_sense_is_refused(tree, tmp_path):
         extant.build(tmp_path / "none", tmp_path / "a.img")
     with pytest.raises(FileNotFoundError):
         extant.check(tmp_path / "none")
+    # As the built-in open has it: no file of the host can have such a name.
+    for call in (
+        lambda: extant.open("a\0b"),
+        lambda: extant.check("a\0b"),
+        lambda: extant.mkfs("a\0b", 8 * MIB),
+        lambda: extant.build("a\0b", tmp_path / "a.img"),
+        lambda: extant.build(tree, b"a\0b"),
+    ):
+        with pytest.raises(ValueError, match="embedded null byte"):
+            call()
     (tmp_path / "empty").write_bytes(bytes(MIB))
     with pytest.raises(OSError):
         extant.check(tmp_path / "empty")

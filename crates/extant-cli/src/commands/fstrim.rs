@@ -2,15 +2,17 @@
 
 use std::ffi::OsString;
 use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 
 use clap::Args;
 
 use crate::edit::{EditArgs, edit_one};
 use crate::exit::{Exit, Failure, Result};
 use crate::image::split;
+use crate::mount_table;
 use crate::output::stdout;
 use crate::size::parse_bytes;
-use crate::text::{counted, human_bytes};
+use crate::text::{counted, escape, human_bytes};
 
 /// The end of `--help`, before the exit codes.
 pub(crate) const EXAMPLES: &str = "Examples:\n  extant fstrim -v root.img\n";
@@ -46,6 +48,12 @@ pub(crate) fn run(args: &FstrimArgs) -> Result<Exit> {
     let (file, path) = split(&args.image);
     if path != b"/" {
         return Err(Failure::usage("fstrim is for a whole image: leave the path out"));
+    }
+    let is_mounted = || mount_table::at(&file).is_ok_and(|mounted| mounted.is_some());
+    if file.is_dir() && is_mounted() {
+        let name = escape(file.as_os_str().as_bytes());
+        return Err(Failure::usage(format!("{name} is where a file system is mounted"))
+            .hint(format!("fstrim {name}, of util-linux, does it there")));
     }
     let end = args.length.map_or(u64::MAX, |length| args.from.saturating_add(length));
     edit_one(&args.edit, &file, |session| {

@@ -10,7 +10,7 @@ use extant_layout::Heads;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use crate::exit::{Exit, Result};
+use crate::exit::{Exit, Failure, Result};
 use crate::image::{Failures, Image, ImagesArgs, device_bytes};
 use crate::output::{Out, complain, put_bytes};
 use crate::text::{human_bytes, seconds_text};
@@ -89,6 +89,9 @@ pub(crate) fn run(args: &InfoArgs) -> Result<Exit> {
 }
 
 fn info(args: &InfoArgs, image: &Image) -> Result<Exit> {
+    if image.path != b"/" {
+        return Err(Failure::usage("info is for a whole image: leave the path out"));
+    }
     let mut failures = Failures::default();
     let mut out = Out::new();
     let statfs = image.fs.statfs().map_err(|error| {

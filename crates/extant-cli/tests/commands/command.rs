@@ -253,9 +253,16 @@ fn bad_images_and_paths_have_their_own_codes() {
     place.run(&["ls", "missing.img"]).ends_with(8).complains(&["missing.img"]);
     place.run(&["ls", "source/file"]).ends_with(4).complains(&["source/file"]);
     place.run(&["ls", "source"]).ends_with(2).complains(&["directory"]);
+    // What is to be changed, too: a directory cannot even be opened for that.
+    for command in [&["rm", "source:/file"][..], &["mkdir", "source:/x"], &["fstrim", "source"]] {
+        place.run(command).ends_with(2).complains(&["directory"]).hints("image files");
+    }
+    place.run(&["fstrim", "/proc"]).ends_with(2).hints("fstrim /proc, of util-linux");
     place.run(&["cat", "a.img:/none"]).ends_with(9).complains(&["a.img:/none", "no such file"]);
     place.run(&["cat", "a.img:/dir"]).ends_with(9).complains(&["directory"]);
     place.run(&["cat", "a.img:/file/x"]).ends_with(9);
+    place.run(&["info", "a.img:/none"]).ends_with(2).complains(&["leave the path out"]);
+    place.run(&["info", "a.img:/"]).succeeds();
     place.run(&["ls", "--partition", "1", "a.img"]).ends_with(4).hints("--partition");
     place.run(&["ls", "--nonsense", "a.img"]).ends_with(2);
     place.run(&[]).ends_with(2);

@@ -64,6 +64,20 @@ fn every_kind_of_command_reads_and_changes_a_qcow2_image() {
 }
 
 #[test]
+fn an_empty_qcow2_image_is_not_said_to_be_for_mkfs_which_would_replace_it() {
+    let place = Place::new();
+    let dir = place.0.path();
+    let Some(made) = tool("qemu-img", &["create", "-f", "qcow2", "e.qcow2", "32M"], dir) else {
+        return;
+    };
+    assert!(made.status.success());
+    let ran = place.run(&["ls", "e.qcow2:/"]).ends_with(4).hints("qemu-img convert -O qcow2");
+    assert!(!ran.err().contains("extant mkfs e.qcow2"), "{}", ran.err());
+    fs::write(place.path("e.img"), vec![0; 1 << 20]).unwrap();
+    place.run(&["ls", "e.img:/"]).ends_with(4).hints("extant mkfs e.img makes a file system there");
+}
+
+#[test]
 fn an_overlay_takes_the_changes_and_its_base_none() {
     let Some(place) = place() else { return };
     let dir = place.0.path();

@@ -227,6 +227,38 @@ fn who_may_have_it_by_multi_mount_protection_is_named_and_nothing_is_written() {
 }
 
 #[test]
+fn an_undo_file_that_has_no_room_is_not_left_and_nothing_is_changed() {
+    let place = Place::new();
+    let Some(()) = damaged(&place) else { return };
+    let before = std::fs::read(place.path("a.img")).unwrap();
+    // One block of the shell's: more than the head of the file, and less than what it has to keep.
+    let limit = "ulimit -f 1; trap '' XFSZ; exec \"$0\" \"$@\"";
+    let limited = |args: &[&str]| {
+        let whole = place.command(args);
+        let mut shell = std::process::Command::new("sh");
+        shell.args(["-c", limit]).arg(whole.get_program()).args(whole.get_args());
+        shell.current_dir(place.0.path()).output().unwrap()
+    };
+    for args in [
+        &["repair", "-y", "--undo", "u", "a.img"][..],
+        &["tune", "-O", "^metadata_csum", "--undo", "u", "b.img"],
+    ] {
+        if args[0] == "tune" {
+            place.run(&["mkfs", "b.img", "32M"]).succeeds();
+        }
+        let ran = limited(args);
+        assert!(!ran.status.success(), "{args:?}");
+        let said = String::from_utf8_lossy(&ran.stderr);
+        assert!(said.contains("u cannot be written"), "{args:?}: {said}");
+        assert!(!place.path("u").exists(), "{args:?}: {said}");
+    }
+    assert!(std::fs::read(place.path("a.img")).unwrap() == before);
+    place.run(&["check", "b.img"]).succeeds();
+    // The name is free for the next attempt.
+    place.run(&["repair", "-y", "--undo", "u", "a.img"]).ends_with(1);
+}
+
+#[test]
 #[ignore = "waits for half a minute, as the protection wants"]
 fn a_mount_that_was_cut_off_is_waited_for_and_followed() {
     let place = Place::new();

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ._extant import NativeFs
 from ._files import open_file
-from ._path import Path, text
+from ._path import Path, host_path, text
 
 
 class StatVfs(NamedTuple):
@@ -131,7 +131,7 @@ class FileSystem:
         if mode not in ("r", "r+"):
             raise ValueError(f"invalid mode: {mode!r}: an image is opened with 'r' or 'r+'")
         if not hasattr(image, "read"):
-            image = os.fsencode(os.fspath(image))
+            image = host_path(image)
         self._native = NativeFs(
             image,
             writable=mode == "r+",

@@ -7,6 +7,7 @@ import uuid as _uuid
 from typing import NamedTuple
 
 from . import _extant
+from ._path import host_path
 
 
 class Lost(NamedTuple):
@@ -58,8 +59,8 @@ class CheckReport(NamedTuple):
 
 
 def _build(source, target, **options):
-    path = None if source is None else os.fsencode(os.fspath(source))
-    built = _extant.build(path, os.fsencode(os.fspath(target)), **options)
+    path = None if source is None else host_path(source)
+    built = _extant.build(path, host_path(target), **options)
     lost = [Lost(what, files, os.fsdecode(bytes(example))) for what, files, example in built[5]]
     return BuildResult(*built[:4], _uuid.UUID(bytes=bytes(built[4])), lost)
 
@@ -133,5 +134,5 @@ def mkfs(target, size, *, label=None, features=None, epoch=None, overwrite=False
 
 def check(image, *, max_problems=100):
     """Checks an image without changing it: finds what ``e2fsck -fn`` finds, with the journal replayed in memory."""
-    problems, not_shown, inodes, directories, blocks = _extant.check(os.fsencode(os.fspath(image)), max_problems)
+    problems, not_shown, inodes, directories, blocks = _extant.check(host_path(image), max_problems)
     return CheckReport([Problem(*found) for found in problems], not_shown, inodes, directories, blocks)

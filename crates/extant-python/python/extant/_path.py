@@ -8,6 +8,14 @@ import pathlib
 import stat as _stat
 
 
+def host_path(path):
+    """The bytes of a path of the host."""
+    name = os.fsencode(os.fspath(path))
+    if b"\0" in name:
+        raise ValueError("embedded null byte")
+    return name
+
+
 def text(path):
     """A path inside an image as ``str``."""
     return str(path) if isinstance(path, Path) else os.fsdecode(path)
