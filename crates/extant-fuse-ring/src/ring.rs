@@ -159,7 +159,9 @@ impl Ring {
             .dontfork()
             .setup_r_disabled()
             .setup_single_issuer()
-            .setup_defer_taskrun()
+            // Not `DEFER_TASKRUN`: what comes for a thread that was killed would wait for the ring to
+            // be closed, which the last thread does, which may wait for that.
+            .setup_coop_taskrun()
             .setup_taskrun_flag()
             .setup_submit_all()
             .build(DEPTH)?;

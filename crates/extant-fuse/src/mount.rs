@@ -266,6 +266,41 @@ pub fn hand_over_writes(dir: &Path) -> Result<(), MountError> {
     told.map_err(|errno| failed(errno.into()))
 }
 
+/// Ends the connection of the mount at `dir`, whose device number in the list of mounts is `device`, such
+/// as `0:42`: all requests under way, and all later ones, are errors, and the directory stays a mount
+/// without server. For a mount whose server is gone and cannot end: one of its threads waits in the
+/// kernel for writes that the others would have taken, and keeps the connection open.
+///
+/// Goes by the kernel's files about connections, which belong to whoever has mounted, and, as root, by a
+/// forced unmount.
+///
+/// # Errors
+///
+/// [`MountError::System`] where neither can be done.
+pub fn abort(dir: &Path, device: &str) -> Result<(), MountError> {
+    let number = connection_number(device);
+    let written = number
+        .ok_or(io::ErrorKind::NotFound.into())
+        .and_then(|number| std::fs::write(format!("/sys/fs/fuse/connections/{number}/abort"), "1"));
+    let Err(source) = written else { return Ok(()) };
+    if !geteuid().is_root() {
+        return Err(MountError::System { action: "end", dir: dir.to_owned(), source });
+    }
+    match rustix::mount::unmount(dir, UnmountFlags::FORCE | UnmountFlags::NOFOLLOW) {
+        // The connection has ended before the kernel looks who is in there.
+        Ok(()) | Err(Errno::BUSY) => Ok(()),
+        Err(errno) => Err(system("end", dir, errno)),
+    }
+}
+
+/// Returns the number by which the kernel names the connection of a mount: that of its device, as the
+/// kernel packs it.
+fn connection_number(device: &str) -> Option<u32> {
+    let (major, minor) = device.split_once(':')?;
+    let (major, minor): (u32, u32) = (major.parse().ok()?, minor.parse().ok()?);
+    Some(major.checked_shl(20)? | minor)
+}
+
 /// Makes the kernel cache as much of a mount as of its own file systems: `device` is the mount's
 /// device number in the list of mounts, such as `0:42`. By default the kernel lets programs dirty
 /// only a hundredth of the limit before they wait for the server, and reads ahead less than one
@@ -287,6 +322,15 @@ fn system(action: &'static str, dir: &Path, errno: Errno) -> MountError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn connections_are_named_by_the_device_as_the_kernel_packs_it() {
+        assert_eq!(connection_number("0:42"), Some(42));
+        assert_eq!(connection_number("7:3"), Some(7 << 20 | 3));
+        for other in ["42", "0:", "a:b", ""] {
+            assert_eq!(connection_number(other), None);
+        }
+    }
 
     #[test]
     fn the_kernel_is_told_all_that_was_asked_for() {

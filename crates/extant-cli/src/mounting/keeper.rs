@@ -12,10 +12,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus};
 use std::time::Duration;
 
-use extant_fuse::mount::{BlockMount, cache_freely, hand_over_writes, open_and_mount, unmount};
+use extant_fuse::mount::{
+    BlockMount, abort, cache_freely, hand_over_writes, open_and_mount, unmount,
+};
 use extant_sync::threads::{self, Scope};
 use extant_sync::{Clock as _, SystemClock};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
 use rustix::process::geteuid;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -200,7 +202,7 @@ impl Keeper {
     /// ends the start.
     fn next_word(&mut self, launcher: Option<&Link>) -> Result<Word> {
         loop {
-            let came = self.wait(launcher.map(AsFd::as_fd))?;
+            let came = self.wait(launcher.map(AsFd::as_fd), None)?;
             if came.signal || (came.third && launcher.is_some()) {
                 // An image that is being opened stays as it is after a crash: replayed, or still to be.
                 let _ = self.server.kill();
@@ -240,14 +242,20 @@ impl Keeper {
         let _ = self.server.wait();
     }
 
-    /// Waits for a word of the server, a signal, or something on a third descriptor.
-    fn wait(&self, third: Option<std::os::fd::BorrowedFd<'_>>) -> Result<Came> {
+    /// Waits for a word of the server, a signal, or something on a third descriptor, for `within` at
+    /// most.
+    fn wait(
+        &self,
+        third: Option<std::os::fd::BorrowedFd<'_>>,
+        within: Option<Duration>,
+    ) -> Result<Came> {
         let mut wanted = vec![
             PollFd::from_borrowed_fd(self.link.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.signals.as_fd(), PollFlags::IN),
         ];
         wanted.extend(third.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        rustix::io::retry_on_intr(|| poll(&mut wanted, None))
+        let within = within.and_then(|within| Timespec::try_from(within).ok());
+        rustix::io::retry_on_intr(|| poll(&mut wanted, within.as_ref()))
             .map_err(|errno| internal("cannot wait")(errno.into()))?;
         let came = |index: usize| wanted.get(index).is_some_and(|fd| !fd.revents().is_empty());
         let came = Came { word: came(0), signal: came(1), third: came(2) };
@@ -267,8 +275,13 @@ impl Keeper {
     fn keep(&mut self) -> Result<Exit> {
         let ended = threads::scope(|scope| -> Result<()> {
             let (mut asked, mut worker): (bool, Option<Link>) = (false, None);
+            let mut looks = 0;
             loop {
-                let came = self.wait(worker.as_ref().map(AsFd::as_fd))?;
+                let came = self.wait(worker.as_ref().map(AsFd::as_fd), Some(LOOK))?;
+                looks = if self.server_is_dying() { looks + 1 } else { 0 };
+                if looks == LOOKS {
+                    self.free_server();
+                }
                 let mut wants_end = came.signal;
                 if came.word {
                     match self.hear(scope) {
@@ -311,6 +324,28 @@ impl Keeper {
         });
         ended.map_err(|panic| Failure::caused(Exit::Internal, "", &panic))??;
         self.end()
+    }
+
+    /// Returns whether the server was killed and has not ended: a thread of it waits in the kernel.
+    fn server_is_dying(&self) -> bool {
+        // Its first thread ends only with the process, which the link tells.
+        let stat = std::fs::read(format!("/proc/{}/stat", self.server.id()));
+        stat.is_ok_and(|stat| state_in(&stat) == Some(b'Z'))
+    }
+
+    /// Ends the connection of a server that cannot end, because the kernel waits for it to take writes.
+    fn free_server(&self) {
+        let Some(entry) = &self.entry else { return };
+        self.log.add(
+            WARNING,
+            "the server was killed while the kernel waited for it: what waits is ended with an error",
+        );
+        if let Err(error) = abort(&self.dir, &entry.device) {
+            let dir = escape(self.dir.as_os_str().as_bytes());
+            let failure = Failure::from(error);
+            let text = format!("{}; as root, this ends it: umount -f {dir}", failure.message);
+            self.log.add(ERROR, &text);
+        }
     }
 
     /// The server's next word after the start.
@@ -536,6 +571,18 @@ fn end_for_all(entry: Option<&Entry>, link: &Link) {
         let _ = link.say(&Word::End);
         return;
     }
+}
+
+/// Time between two looks at a server from which nothing comes.
+const LOOK: Duration = Duration::from_secs(3);
+/// Number of looks, one after the other, at which a server that was killed has not ended.
+const LOOKS: u32 = 2;
+
+/// Returns the letter for the state of a process in the kernel's line about it, behind its name, which
+/// may have anything in it.
+fn state_in(stat: &[u8]) -> Option<u8> {
+    let name_end = stat.iter().rposition(|byte| *byte == b')')?;
+    stat.get(name_end + 2).copied()
 }
 
 /// Returns how a process ended, in words.

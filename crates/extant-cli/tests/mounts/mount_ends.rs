@@ -5,6 +5,7 @@ use std::io::Write;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use extant_sync::{Clock as _, SystemClock};
 use rustix::process::Signal;
 
 use crate::support;
@@ -236,5 +237,90 @@ fn what_is_freed_is_given_back_by_a_block_device() {
         kernel::clean(&mounts.place, "a.img");
         drop(device);
         extant_sync::Clock::sleep(&extant_sync::SystemClock, Duration::from_millis(10));
+    }
+}
+
+/// Processes that write until they are killed or get an error that is not of a full disk.
+struct Writers(Vec<Child>);
+
+impl Writers {
+    /// Three that write more than the image has room for, each the same places of its file again and again.
+    fn in_mount(mounts: &Mounts) -> Writers {
+        let writer = |number: u32| {
+            let write = "dd if=/dev/zero of=\"$0\" bs=64k count=300 conv=notrunc";
+            let line = format!("while test -d \"$1\"; do {write}; done");
+            let mut shell = Command::new("sh");
+            shell.args(["-c", &line]).arg(mounts.inside(&format!("f{number}")));
+            shell.arg(mounts.path("m")).stdin(Stdio::null()).stderr(Stdio::null());
+            shell.spawn().unwrap()
+        };
+        Writers((0..3).map(writer).collect())
+    }
+}
+
+impl Drop for Writers {
+    fn drop(&mut self) {
+        self.0.iter_mut().for_each(|writer| drop(writer.kill()));
+    }
+}
+
+/// Returns whether a thread of a process that is stopped waits in the kernel for what others of its threads would do.
+fn waits_in_the_kernel(process: i32) -> bool {
+    let waits = || {
+        let tasks = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+        let states = tasks.filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
+        states.filter(|stat| stat.contains(") D ")).count()
+    };
+    (0..5).all(|_| {
+        SystemClock.sleep(Duration::from_millis(10));
+        waits() > 0
+    })
+}
+
+#[test]
+fn a_server_that_is_killed_while_the_kernel_waits_for_it_leaves_nobody_waiting() {
+    for options in [&[][..], &["-o", "io_uring"]] {
+        let Some(mounts) = mounts() else { return };
+        File::create(mounts.path("a.img")).unwrap().set_len(48 << 20).unwrap();
+        let make = tool("mke2fs", &["-q", "-F", "-t", "ext4", "a.img"], mounts.place.0.path());
+        let Some(made) = make else { return };
+        assert!(made.status.success());
+        if !mounts.mount(options).output.status.success() {
+            println!("skipped: {options:?}: the kernel offers no rings");
+            continue;
+        }
+        let (keeper, server) = mounts.processes();
+        let mut writers = Writers::in_mount(&mounts);
+        // One of its threads has the kernel hand over what it holds, which others would take.
+        let is_found = (0..1000).any(|_| {
+            SystemClock.sleep(Duration::from_millis(5));
+            signal(server, Signal::STOP);
+            let waits = waits_in_the_kernel(server);
+            if !waits {
+                signal(server, Signal::CONT);
+            }
+            waits
+        });
+        if !is_found {
+            println!("skipped: {options:?}: the kernel was never waited for");
+            mounts.umount();
+            continue;
+        }
+        signal(server, Signal::KILL);
+        until("the keeper ends", || !is_alive(keeper));
+        for writer in &mut writers.0 {
+            let _ = writer.kill();
+            until("a writer ends", || writer.try_wait().unwrap().is_some());
+        }
+        assert!(mounts.listed().is_none(), "{}", mounts.log());
+        let log = mounts.log();
+        assert!(
+            log.contains("killed while the kernel waited") && log.contains("signal 9"),
+            "{log}"
+        );
+        // What is there is as after a cut.
+        mounts.mount(&[]).succeeds();
+        mounts.umount();
+        mounts.clean();
     }
 }
