@@ -244,7 +244,9 @@ impl Scan<'_, '_> {
         if let Err(error) = self.check_kind(ino, inode, &map) {
             self.note_unreadable(error, || format!("inode {ino}"))?;
         }
-        if inode.flags.contains(InodeFlags::EA_INODE) {
+        // A reserved one is no value, whatever it says of itself.
+        let is_value = inode.flags.contains(InodeFlags::EA_INODE) && !self.is_special(ino);
+        if is_value {
             let references =
                 (u64::from(field32(record, 0xc)) << 32) | u64::from(field32(record, 0x24));
             let state = ValueState { references, hash: field32(record, 0x8), size: inode.size };
@@ -292,7 +294,7 @@ impl Scan<'_, '_> {
         if let Some(detail) = detail {
             self.part.details.push(detail);
         }
-        let is_value = flags.contains(InodeFlags::EA_INODE);
+        let is_value = flags.contains(InodeFlags::EA_INODE) && !self.is_special(ino);
         self.states.set(ino, State::new(inode.kind(), is_value));
     }
 
@@ -382,6 +384,7 @@ impl Scan<'_, '_> {
             (
                 flags.contains(InodeFlags::EA_INODE)
                     && (kind != Some(FileKind::Regular)
+                        || self.is_special(ino)
                         || !features.has_incompat(Incompat::EA_INODE)),
                 "what an inode of a value may be",
             ),
