@@ -31,6 +31,8 @@ const SELDOM: InodeFlags = InodeFlags::INLINE_DATA
 
 /// The inode that holds bad blocks.
 const BAD_BLOCKS: Ino = Ino(1);
+/// Reserved inode of what the boot loader begins with.
+const BOOT_LOADER: Ino = Ino(5);
 
 /// Stands for every policy of a version that is not known: equal to itself, and to no other.
 const LATER_POLICY: &[u8] = b"later";
@@ -103,6 +105,9 @@ impl Scan<'_, '_> {
     /// Reserved inodes that nothing uses are empty.
     fn check_reserved_inode(&mut self, ino: Ino, record: &[u8]) {
         let sb = &self.sb;
+        if ino.0 >= sb.first_inode.0 {
+            return;
+        }
         let is_used = match ino {
             Ino::USER_QUOTA | Ino::GROUP_QUOTA => {
                 sb.features.has_ro_compat(RoCompat::QUOTA)
@@ -110,18 +115,34 @@ impl Scan<'_, '_> {
                         .contains(&ino)
             }
             Ino::JOURNAL => sb.journal_inode == ino,
-            // Bad blocks, the root, the boot loader and the reserve for growth have rules of their own.
-            Ino(1 | 2 | 5) | Ino::RESIZE => true,
+            // No feature says whether there is a boot loader.
+            BOOT_LOADER => false,
+            Ino::RESIZE => sb.features.has_compat(Compat::RESIZE_INODE),
+            // Bad blocks and the root have rules of their own.
+            BAD_BLOCKS | Ino::ROOT => true,
             _ => !self.is_reserved(ino),
         };
+        let mode = field16(record, 0);
+        let is_file = mode == 0 || FileKind::from_mode(mode) == Some(FileKind::Regular);
+        // Without links, type and sectors, nothing else is looked at.
+        let is_bare = mode == 0 && field16(record, 0x1a) == 0;
+        let is_large = field32(record, 0x6c) != 0 || field16(record, 0x74) != 0;
         let holds = match ino {
+            BOOT_LOADER => {
+                FileKind::from_mode(mode) == Some(FileKind::Directory) || is_bare && is_large
+            }
+            // Where it has links or sectors, its map is looked at with those of others.
+            Ino::RESIZE => {
+                let has_map = record.get(0x28..0x64).is_some_and(|area| area != [0; 60]);
+                !is_file || is_bare && field32(record, 0x1c) == 0 && has_map
+            }
             Ino::USER_QUOTA | Ino::GROUP_QUOTA | Ino::JOURNAL => {
                 [0x1c, 0x28].iter().any(|at| field32(record, *at) != 0)
                     || field16(record, 0x1a) != 0
             }
-            _ => field16(record, 0) != 0,
+            _ => mode != 0 || is_bare && is_large,
         };
-        if !is_used && holds && ino.0 < sb.first_inode.0 {
+        if !is_used && holds {
             // It is the first in every file system: with it in use, the number is wrong, and said first.
             let (field, why) = match ino.0 == OLD_FIRST_INO {
                 true => (FIRST_INODE, "and s_first_ino counts it as reserved"),
@@ -138,7 +159,7 @@ impl Scan<'_, '_> {
         let times = [self.sb.write_time, self.sb.mount_time, self.sb.mkfs_time];
         // A clock that begins at 0 makes such times, too.
         let is_early = times.iter().any(|time| *time != 0 && *time < i64::from(inodes));
-        if dtime != 0 && dtime < inodes && !is_early && !self.is_reserved(ino) {
+        if dtime != 0 && dtime < inodes && !is_early {
             self.part.low_dtimes.push((ino, dtime, links));
         }
     }

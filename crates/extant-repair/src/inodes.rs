@@ -154,7 +154,7 @@ fn is_marked_as_value(state: &State, record: &Record) -> Fixed<bool> {
 
 /// Returns whether nothing of what a record says of a file's blocks is impossible: in one that was written over, the map
 /// names blocks of others.
-fn is_whole(state: &State, record: &Record) -> Fixed<bool> {
+pub(crate) fn is_whole(state: &State, record: &Record) -> Fixed<bool> {
     let mut file = record.clone();
     file.put16(record::MODE, record.mode() & 0o7777 | FileKind::Regular.mode_bits());
     let needs_tree = state.sb.cluster_ratio() > 1 && !record.has(InodeFlags::INLINE_DATA);

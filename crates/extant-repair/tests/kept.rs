@@ -9,6 +9,8 @@ mod log;
 mod names;
 #[path = "kept/quota.rs"]
 mod quota;
+#[path = "kept/reserved.rs"]
+mod reserved;
 #[path = "kept/values.rs"]
 mod values;
 
