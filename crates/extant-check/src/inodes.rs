@@ -8,7 +8,8 @@ use extant_format::dir;
 use extant_format::extent;
 use extant_format::features::{Compat, Incompat, RoCompat};
 use extant_format::inode::{FileKind, Inode, InodeFlags};
-use extant_format::superblock::OLD_FIRST_INO;
+use extant_format::record::TRANSLATOR;
+use extant_format::superblock::{OLD_FIRST_INO, OS_HURD};
 
 use crate::map::Map;
 use crate::part::ValueState;
@@ -237,6 +238,13 @@ impl Scan<'_, '_> {
             self.walk_extents(&mut map, &inode.block)?;
         } else if has_map {
             self.walk_indirect(&mut map, &inode.block)?;
+        }
+        // The block with the path of the program that the Hurd starts for a file, which `i_blocks` does not count. A
+        // value has its references there.
+        let translator = u64::from(field32(record, TRANSLATOR));
+        let may_have_one = has_map && !inode.flags.contains(InodeFlags::EA_INODE);
+        if self.sb.creator_os == OS_HURD && translator != 0 && may_have_one {
+            self.claim(ino, translator, 1);
         }
         let blocks = match kind {
             Some(FileKind::Directory) => self.check_reach(ino, &mut map, runs_from),

@@ -66,6 +66,8 @@ pub(crate) fn fix(state: &mut State, ino: Ino, problems: &[Problem]) -> Fixed {
                 // Without an attribute block the field is 0, and a map may lead to block 0.
                 if block.0 != 0 && record.file_acl(state.is_wide()) == *block {
                     record.set_file_acl(0, true);
+                } else if block.0 != 0 && state.translator(&record) == block.0 {
+                    record.put32(record::TRANSLATOR, 0);
                 } else {
                     wants_map = true;
                 }

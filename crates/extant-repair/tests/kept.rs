@@ -3,6 +3,8 @@
 mod common;
 #[path = "kept/elsewhere.rs"]
 mod elsewhere;
+#[path = "kept/hurd.rs"]
+mod hurd;
 #[path = "kept/log.rs"]
 mod log;
 #[path = "kept/names.rs"]
