@@ -8,7 +8,8 @@ use extant_format::dir;
 use extant_format::extent;
 use extant_format::features::{Compat, Incompat, RoCompat};
 use extant_format::inode::{FileKind, Inode, InodeFlags};
-use extant_format::superblock::OLD_FIRST_INO;
+use extant_format::record::TRANSLATOR;
+use extant_format::superblock::{OLD_FIRST_INO, OS_HURD};
 
 use crate::map::Map;
 use crate::part::ValueState;
@@ -31,6 +32,8 @@ const SELDOM: InodeFlags = InodeFlags::INLINE_DATA
 
 /// The inode that holds bad blocks.
 const BAD_BLOCKS: Ino = Ino(1);
+/// Reserved inode of what the boot loader begins with.
+const BOOT_LOADER: Ino = Ino(5);
 
 /// Stands for every policy of a version that is not known: equal to itself, and to no other.
 const LATER_POLICY: &[u8] = b"later";
@@ -103,6 +106,9 @@ impl Scan<'_, '_> {
     /// Reserved inodes that nothing uses are empty.
     fn check_reserved_inode(&mut self, ino: Ino, record: &[u8]) {
         let sb = &self.sb;
+        if ino.0 >= sb.first_inode.0 {
+            return;
+        }
         let is_used = match ino {
             Ino::USER_QUOTA | Ino::GROUP_QUOTA => {
                 sb.features.has_ro_compat(RoCompat::QUOTA)
@@ -110,18 +116,34 @@ impl Scan<'_, '_> {
                         .contains(&ino)
             }
             Ino::JOURNAL => sb.journal_inode == ino,
-            // Bad blocks, the root, the boot loader and the reserve for growth have rules of their own.
-            Ino(1 | 2 | 5) | Ino::RESIZE => true,
+            // No feature says whether there is a boot loader.
+            BOOT_LOADER => false,
+            Ino::RESIZE => sb.features.has_compat(Compat::RESIZE_INODE),
+            // Bad blocks and the root have rules of their own.
+            BAD_BLOCKS | Ino::ROOT => true,
             _ => !self.is_reserved(ino),
         };
+        let mode = field16(record, 0);
+        let is_file = mode == 0 || FileKind::from_mode(mode) == Some(FileKind::Regular);
+        // Without links, type and sectors, nothing else is looked at.
+        let is_bare = mode == 0 && field16(record, 0x1a) == 0;
+        let is_large = field32(record, 0x6c) != 0 || field16(record, 0x74) != 0;
         let holds = match ino {
+            BOOT_LOADER => {
+                FileKind::from_mode(mode) == Some(FileKind::Directory) || is_bare && is_large
+            }
+            // Where it has links or sectors, its map is looked at with those of others.
+            Ino::RESIZE => {
+                let has_map = record.get(0x28..0x64).is_some_and(|area| area != [0; 60]);
+                !is_file || is_bare && field32(record, 0x1c) == 0 && has_map
+            }
             Ino::USER_QUOTA | Ino::GROUP_QUOTA | Ino::JOURNAL => {
                 [0x1c, 0x28].iter().any(|at| field32(record, *at) != 0)
                     || field16(record, 0x1a) != 0
             }
-            _ => field16(record, 0) != 0,
+            _ => mode != 0 || is_bare && is_large,
         };
-        if !is_used && holds && ino.0 < sb.first_inode.0 {
+        if !is_used && holds {
             // It is the first in every file system: with it in use, the number is wrong, and said first.
             let (field, why) = match ino.0 == OLD_FIRST_INO {
                 true => (FIRST_INODE, "and s_first_ino counts it as reserved"),
@@ -138,7 +160,7 @@ impl Scan<'_, '_> {
         let times = [self.sb.write_time, self.sb.mount_time, self.sb.mkfs_time];
         // A clock that begins at 0 makes such times, too.
         let is_early = times.iter().any(|time| *time != 0 && *time < i64::from(inodes));
-        if dtime != 0 && dtime < inodes && !is_early && !self.is_reserved(ino) {
+        if dtime != 0 && dtime < inodes && !is_early {
             self.part.low_dtimes.push((ino, dtime, links));
         }
     }
@@ -217,6 +239,13 @@ impl Scan<'_, '_> {
         } else if has_map {
             self.walk_indirect(&mut map, &inode.block)?;
         }
+        // The block with the path of the program that the Hurd starts for a file, which `i_blocks` does not count. A
+        // value has its references there.
+        let translator = u64::from(field32(record, TRANSLATOR));
+        let may_have_one = has_map && !inode.flags.contains(InodeFlags::EA_INODE);
+        if self.sb.creator_os == OS_HURD && translator != 0 && may_have_one {
+            self.claim(ino, translator, 1);
+        }
         let blocks = match kind {
             Some(FileKind::Directory) => self.check_reach(ino, &mut map, runs_from),
             _ => map.end,
@@ -244,7 +273,9 @@ impl Scan<'_, '_> {
         if let Err(error) = self.check_kind(ino, inode, &map) {
             self.note_unreadable(error, || format!("inode {ino}"))?;
         }
-        if inode.flags.contains(InodeFlags::EA_INODE) {
+        // A reserved one is no value, whatever it says of itself.
+        let is_value = inode.flags.contains(InodeFlags::EA_INODE) && !self.is_special(ino);
+        if is_value {
             let references =
                 (u64::from(field32(record, 0xc)) << 32) | u64::from(field32(record, 0x24));
             let state = ValueState { references, hash: field32(record, 0x8), size: inode.size };
@@ -292,7 +323,7 @@ impl Scan<'_, '_> {
         if let Some(detail) = detail {
             self.part.details.push(detail);
         }
-        let is_value = flags.contains(InodeFlags::EA_INODE);
+        let is_value = flags.contains(InodeFlags::EA_INODE) && !self.is_special(ino);
         self.states.set(ino, State::new(inode.kind(), is_value));
     }
 
@@ -382,6 +413,7 @@ impl Scan<'_, '_> {
             (
                 flags.contains(InodeFlags::EA_INODE)
                     && (kind != Some(FileKind::Regular)
+                        || self.is_special(ino)
                         || !features.has_incompat(Incompat::EA_INODE)),
                 "what an inode of a value may be",
             ),

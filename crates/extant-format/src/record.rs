@@ -31,6 +31,8 @@ pub const LINKS: usize = 0x1a;
 pub const BLOCKS_LO: usize = 0x1c;
 /// Where `i_flags` is, in bytes.
 pub const FLAGS: usize = 0x20;
+/// Where the Hurd has the block of a translator, in bytes, and others `i_version`.
+pub const TRANSLATOR: usize = 0x24;
 /// Where `i_block` is, in bytes.
 pub const BLOCK: usize = 0x28;
 /// Where `i_generation` is, in bytes.

@@ -52,6 +52,8 @@ pub const MAGIC: u16 = 0xef53;
 pub const CHECKSUM_TYPE_CRC32C: u8 = 1;
 /// Inode size of revision 0.
 pub const OLD_INODE_SIZE: u16 = 128;
+/// Value of `s_creator_os` for the Hurd, which keeps other things in some fields of inodes.
+pub const OS_HURD: u32 = 1;
 /// First ordinary inode of revision 0.
 pub const OLD_FIRST_INO: u32 = 11;
 

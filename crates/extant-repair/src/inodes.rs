@@ -66,6 +66,8 @@ pub(crate) fn fix(state: &mut State, ino: Ino, problems: &[Problem]) -> Fixed {
                 // Without an attribute block the field is 0, and a map may lead to block 0.
                 if block.0 != 0 && record.file_acl(state.is_wide()) == *block {
                     record.set_file_acl(0, true);
+                } else if block.0 != 0 && state.translator(&record) == block.0 {
+                    record.put32(record::TRANSLATOR, 0);
                 } else {
                     wants_map = true;
                 }
@@ -149,13 +151,12 @@ fn restore_kind(state: &State, record: &mut Record, problems: &[Problem]) -> Fix
 /// Returns whether a record is that of an attribute's value but for its type: the mark is there, and a whole map.
 fn is_marked_as_value(state: &State, record: &Record) -> Fixed<bool> {
     let is_marked = record.has(InodeFlags::EA_INODE) && state.sb.features.has(Feature::EA_INODE);
-    let is_no_file = record.ino.0 < state.sb.first_inode.0;
-    Ok(is_marked && !is_no_file && record.links() == 1 && is_whole(state, record)?)
+    Ok(is_marked && record.links() == 1 && is_whole(state, record)?)
 }
 
 /// Returns whether nothing of what a record says of a file's blocks is impossible: in one that was written over, the map
 /// names blocks of others.
-fn is_whole(state: &State, record: &Record) -> Fixed<bool> {
+pub(crate) fn is_whole(state: &State, record: &Record) -> Fixed<bool> {
     let mut file = record.clone();
     file.put16(record::MODE, record.mode() & 0o7777 | FileKind::Regular.mode_bits());
     let needs_tree = state.sb.cluster_ratio() > 1 && !record.has(InodeFlags::INLINE_DATA);
@@ -295,6 +296,7 @@ fn fix_flags(state: &mut State, record: &mut Record, with: &str) -> Fixed<bool> 
         // One whose type was wrong, and is right now.
         "what an inode of a value may be"
             if record.kind() == Some(FileKind::Regular)
+                && !state.is_special(record.ino)
                 && state.sb.features.has(Feature::EA_INODE) => {}
         "what an inode of a value may be" => record.set_flag(InodeFlags::EA_INODE, false),
         "a file system without imagic_inodes" => record.set_flag(InodeFlags::IMAGIC, false),
@@ -525,12 +527,13 @@ fn move_out(state: &mut State, record: &mut Record) -> Fixed {
     let area = record.block_area();
     let size = record.size().min(60) as usize;
     let is_link = record.kind() == Some(FileKind::Symlink);
+    if record.is_dir() {
+        let (parent, entries) = dirs::inline_entries(state, record);
+        return dirs::rebuild(state, record, parent, entries);
+    }
     record.set_flag(InodeFlags::INLINE_DATA, false);
     if is_link && size < 60 {
         return Ok(());
-    }
-    if record.is_dir() {
-        return Err(Trouble::cannot("no room for the value of an inline directory"));
     }
     record.set_flag(InodeFlags::EXTENTS, state.has_extents());
     record.set_block_area(&[0; 60]);

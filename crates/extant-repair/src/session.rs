@@ -8,7 +8,9 @@ use std::sync::Arc;
 
 use extant_base::{Ino, sabotage};
 use extant_block::SharedDevice;
-use extant_check::{Answer, CheckOptions, Examination, Objects, Problem, Severity, examine};
+use extant_check::{
+    Answer, CheckOptions, Examination, Objects, Problem, Report, Severity, examine,
+};
 use extant_format::dir::FileType;
 use extant_format::features::{Feature, State as FsState};
 use extant_format::superblock::Superblock;
@@ -28,6 +30,8 @@ use crate::{descriptors, elsewhere, journal, supers};
 const ROUNDS_MAX: u32 = 80;
 /// Times that one problem is fixed before it is left.
 const TRIES_MAX: u32 = 3;
+/// Why a problem is left that was tried so often.
+const COMES_BACK: &str = "it comes back";
 /// Problems that are taken up in one round; the others come in the next.
 const BATCH_MAX: usize = 200_000;
 
@@ -452,6 +456,9 @@ impl<'a> Session<'a> {
             }
             let wanted = std::mem::take(&mut exam.wanted);
             let first = wanted.iter().map(phase).min();
+            if first.is_none_or(|first| first >= Phase::State) {
+                self.forget_gone(&exam.report);
+            }
             if self.waiting.is_some() && first.is_none_or(|first| first >= Phase::State) {
                 self.bring_in_waiting(sb)?;
                 if self.is_stopped {
@@ -657,7 +664,7 @@ impl<'a> Session<'a> {
                 *self.tries.entry(key.clone()).or_default() += 1;
             }
             if self.tries.get(&key).is_some_and(|tries| *tries > TRIES_MAX) {
-                self.leave(&problem, "it comes back");
+                self.leave(&problem, COMES_BACK);
                 continue;
             }
             wanted.push(problem);
@@ -684,6 +691,22 @@ impl<'a> Session<'a> {
             finding.left = Some(why.to_owned());
         }
         self.left.insert(key);
+    }
+
+    /// Takes those that came back for done if nothing is left of them: what set others right later set them right, too.
+    /// Where anything else is left, it may hide them.
+    fn forget_gone(&mut self, report: &Report) {
+        let is_state = |problem: &Problem| matches!(problem, Problem::State { .. });
+        if report.dropped != 0 || !report.problems.iter().all(is_state) {
+            return;
+        }
+        for (key, at) in &self.asked {
+            let Some(finding) = self.findings.get_mut(*at) else { continue };
+            if finding.left.as_deref() == Some(COMES_BACK) {
+                finding.left = None;
+                self.left.remove(key);
+            }
+        }
     }
 
     /// Takes note of how one fix went.

@@ -11,7 +11,7 @@ use extant_format::superblock::{OLD_FIRST_INO, Superblock};
 
 use crate::error::{Fixed, Trouble};
 use crate::state::State;
-use crate::{journal, lost};
+use crate::{inodes, journal, lost};
 use extant_change::end_of;
 use extant_format::record::{self, put, u32_at};
 
@@ -21,6 +21,8 @@ pub(crate) const ORPHAN_SIZE: &str = "the orphan file has other blocks";
 pub(crate) const QUOTA_SIZE: &str = "it is no quota file of this size";
 /// Largest quota file that is read.
 const QUOTA_MAX_BYTES: u64 = 256 << 20;
+/// Reserved inode of what the boot loader begins with.
+const BOOT_LOADER: Ino = Ino(5);
 /// Blocks of a new orphan file.
 const ORPHAN_BLOCKS: u32 = 32;
 
@@ -235,7 +237,11 @@ pub(crate) fn fix_named(state: &mut State, field: &str, ino: Ino) -> Fixed {
                 return Ok(());
             }
             let mut record = state.load(ino)?;
-            record.clear();
+            // Of the boot loader's, only the type is wrong, if that.
+            match ino == BOOT_LOADER && record.links() != 0 && inodes::is_whole(state, &record)? {
+                true => record.put16(record::MODE, 0o100_600),
+                false => record.clear(),
+            }
             state.store(&record)
         }
         "s_journal_inum" => journal::fix(state, true),

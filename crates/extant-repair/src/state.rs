@@ -15,7 +15,7 @@ use extant_format::features::{Feature, Incompat, SuperFlags};
 use extant_format::group::{GroupChecksum, GroupDescriptor, GroupFlags};
 use extant_format::htree::IndexLayout;
 use extant_format::inode::{Inode, InodeFlags, InodeLayout};
-use extant_format::superblock::{SUPERBLOCK_OFFSET, Superblock};
+use extant_format::superblock::{OS_HURD, SUPERBLOCK_OFFSET, Superblock};
 use extant_layout::{Heads, TableSearch};
 
 use crate::draft::Draft;
@@ -321,6 +321,16 @@ impl State {
 
     pub(crate) fn view(&self, ino: Ino) -> Option<InodeView> {
         self.exam.inode(ino)
+    }
+
+    /// Returns the block of a file's translator, which those of the Hurd may have; else 0.
+    pub(crate) fn translator(&self, record: &Record) -> u64 {
+        match self.sb.creator_os {
+            OS_HURD if !record.has(InodeFlags::EA_INODE) => {
+                u64::from(record.u32(record::TRANSLATOR))
+            }
+            _ => 0,
+        }
     }
 
     /// Returns whether a field of the superblock names the inode, or it is reserved.

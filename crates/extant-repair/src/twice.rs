@@ -6,6 +6,7 @@ use std::ops::Range;
 use extant_base::{BlockCount, FsBlock, GroupIndex, Ino};
 use extant_format::extent::{Extent, ExtentState, UNWRITTEN_LEN_MAX};
 use extant_format::features::Incompat;
+use extant_format::record::TRANSLATOR;
 use extant_format::xattr;
 
 use crate::error::Fixed;
@@ -88,6 +89,17 @@ pub(crate) fn fix(state: &mut State, inodes: &BTreeSet<Ino>) -> Fixed {
         if has_copies || loses_nodes {
             state.write_map(&mut record, &extents)?;
             changed = true;
+        }
+        let translator = state.translator(&record);
+        if translator != 0 && state.has_map(&record) && state.in_range(translator, 1) {
+            let cluster = state.cluster(translator);
+            // Nobody knows whether it is one: of a Linux that lost its name, the field is a count of changes.
+            if claimed.get(cluster) && inodes.contains(&ino) {
+                record.put32(TRANSLATOR, 0);
+                changed = true;
+            } else {
+                claimed.set(cluster);
+            }
         }
         if changed {
             state.store(&record)?;

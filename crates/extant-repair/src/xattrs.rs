@@ -307,24 +307,28 @@ pub(crate) fn inline_value(record: &Record) -> Option<std::ops::Range<usize>> {
     Some(range)
 }
 
-/// Adds `system.data` with an empty value; false when there is no room.
+/// Adds `system.data` with an empty value; false when there is no room before the values of the others.
+/// What else lies there is debris: no entry leads to it.
 pub(crate) fn add_empty_inline_value(record: &mut Record) -> bool {
     let at = record.xattr_at();
     let Some(space) = record.bytes.get_mut(at..) else { return false };
     let mut end = INODE_HEADER;
+    let mut lowest = space.len();
     if u32_at(space, 0) == xattr::MAGIC {
         while let Some(one) = entry(space, end) {
+            if one.value_inode == 0 && one.value_len > 0 {
+                lowest = lowest.min(INODE_HEADER.saturating_add(one.value_at));
+            }
             end += one.len;
         }
     } else {
         space.fill(0);
     }
-    let lowest = space.len();
-    if end + 24 > lowest
-        || space.get(end..end + 24).is_some_and(|room| room.iter().any(|b| *b != 0))
-    {
+    // The entry, and the mark of the end.
+    let Some(room) = space.get_mut(end..end + 24).filter(|_| end + 24 <= lowest) else {
         return false;
-    }
+    };
+    room.fill(0);
     put(space, 0, &xattr::MAGIC.to_le_bytes());
     put(space, end, &[4, 7, 0, 0]);
     put(space, end + 16, b"data");

@@ -3,12 +3,16 @@
 mod common;
 #[path = "kept/elsewhere.rs"]
 mod elsewhere;
+#[path = "kept/hurd.rs"]
+mod hurd;
 #[path = "kept/log.rs"]
 mod log;
 #[path = "kept/names.rs"]
 mod names;
 #[path = "kept/quota.rs"]
 mod quota;
+#[path = "kept/reserved.rs"]
+mod reserved;
 #[path = "kept/values.rs"]
 mod values;
 

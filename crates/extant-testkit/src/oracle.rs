@@ -147,6 +147,15 @@ pub fn e2fsck_as(image: &Path, mode: &str, arguments: &[&str]) -> Result<FsckRep
 /// or a checksum shows depends on them, so that a test would fail once in a hundred runs and not
 /// again.
 pub fn mke2fs(image: &Path, size: &str, arguments: &[&str]) -> Result<(), String> {
+    make(image, size, arguments, None)
+}
+
+/// [`mke2fs`] at another time than now, in seconds since 1970: files that it copies keep their own times.
+pub fn mke2fs_at(image: &Path, size: &str, arguments: &[&str], time: u32) -> Result<(), String> {
+    make(image, size, arguments, Some(time))
+}
+
+fn make(image: &Path, size: &str, arguments: &[&str], time: Option<u32>) -> Result<(), String> {
     let tool = Tool::find("mke2fs")?;
     let uuid = std::env::var("EXTANT_TEST_UUID").unwrap_or_else(|_| TEST_UUID.to_owned());
     let mut all: Vec<String> = vec!["-q".into(), "-F".into()];
@@ -168,7 +177,13 @@ pub fn mke2fs(image: &Path, size: &str, arguments: &[&str]) -> Result<(), String
     }
     let mut all: Vec<&OsStr> = all.iter().map(OsStr::new).collect();
     all.extend([image.as_os_str(), size.as_ref()]);
-    tool.run(all);
+    let mut command = tool.command();
+    command.args(all);
+    if let Some(time) = time {
+        command.env("E2FSPROGS_FAKE_TIME", time.to_string());
+    }
+    let output = output(&mut command);
+    assert!(output.status.success(), "{command:?}: {}", said(&output));
     Ok(())
 }
 

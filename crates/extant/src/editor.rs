@@ -29,9 +29,6 @@ use crate::node::{InodeData, Node};
 use crate::slot::{BlockKind, Slot};
 use crate::volume::Volume;
 
-/// Value of the superblock's `creator_os` for the Hurd.
-const OS_HURD: u32 = 1;
-
 /// An open handle: all changes made through it belong to one transaction, unless it is restarted.
 pub(crate) struct Editor<'v> {
     volume: &'v Volume,
@@ -247,7 +244,8 @@ impl<'v> Editor<'v> {
         }
         self.log.count_update(node.ino());
         // The Hurd keeps a block number in the field where other systems count changes.
-        let keeps_translator = self.volume.superblock().creator_os == OS_HURD;
+        let keeps_translator =
+            self.volume.superblock().creator_os == extant_format::superblock::OS_HURD;
         Ok(node.change(|data| {
             let stored = data.record.version;
             // Pending times of writes are older than those of this change.

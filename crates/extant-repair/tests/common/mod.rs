@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test uses a part")]
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
@@ -17,6 +18,9 @@ use extant_testkit::{image, oracle};
 
 /// The time of all repairs: later than that of all images.
 pub(crate) const NOW: i64 = 1_900_000_000;
+
+/// The time of all that is in a sample.
+const MADE: u32 = 1_750_000_000;
 
 /// Contents that are compared, in bytes: the rest of a file counts by its size only.
 const COMPARED_BYTES: usize = 1 << 20;
@@ -62,9 +66,21 @@ pub(crate) fn sample(dir: &Path, features: &[&str]) -> Result<MemoryDevice, Stri
     let from = source.display().to_string();
     let arguments: Vec<&str> = features.iter().copied().chain(["-N512", "-d", &from]).collect();
     let _removed = fs::remove_file(&path);
-    oracle::mke2fs(&path, "12M", &arguments)?;
+    oracle::mke2fs_at(&path, "12M", &arguments, MADE)?;
     // What mke2fs copies it does not count for quota.
     oracle::e2fsck_as(&path, "-fy", &[])?;
+    // Which bytes of a record are zero depends on its times, and which bytes are damaged on that: with those of the
+    // clock, a failure would not come again.
+    let mut commands = String::new();
+    // Those of quota as well, which have no names.
+    let quotas = arguments.iter().any(|one| one.contains("quota")).then_some([3, 4, 12]);
+    let named: Vec<u32> = seen_with(&image::load(&path), true).into_keys().collect();
+    for ino in named.into_iter().chain(quotas.into_iter().flatten()) {
+        for field in ["atime", "ctime", "mtime", "crtime"] {
+            let _infallible = writeln!(commands, "sif <{ino}> {field} @{MADE}");
+        }
+    }
+    oracle::debugfs(&path, true, &commands)?;
     Ok(image::load(&path))
 }
 
