@@ -17,9 +17,11 @@
 //! - Q1. Every queue has threads before the first request comes, or there is no mount.
 //! - Q2. A thread waits for the kernel to write back only while it has one slot (`may_wait_here`)
 //!   and another thread of the same queue is free: no request that it waits for lies in a slot of
-//!   its own.
+//!   its own. A request that has to wait while this does not hold is put off: it is done by threads
+//!   without slots, and its own thread takes others and hands out the answer.
 //! - Q3. Requests that came while all slots of a queue were taken are handed out when an answer is
-//!   given, and only then. A thread that keeps a slot without answering adds others to its queue,
+//!   given, and only then. A thread that keeps a slot without answering, until a thaw or because its
+//!   request is put off, adds others to its queue,
 //!   and makes the kernel send a request, if it knows a regular file for that (Linux accepts no
 //!   other).
 
@@ -27,9 +29,10 @@ use std::cell::Cell;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use extant_fuse_ring::{Bell, Event, Message, Obstacle, Ring, SlotId, pin};
-use extant_sync::threads;
+use extant_fuse_ring::{Bell, Event, Message, OP_BYTES, Obstacle, Ring, SlotId, pin};
+use extant_sync::threads::{self, Receiver, Sender};
 use extant_sync::{Mutex, Rank};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -52,6 +55,14 @@ const PER_QUEUE_MIN: usize = 2;
 const PER_QUEUE: usize = 4;
 /// Threads that read `/dev/fuse`.
 const READERS: usize = 2;
+/// Threads that do what was put off.
+const WAITERS: usize = 2;
+/// Limit of the requests that are put off at once; further ones end with `EAGAIN`.
+const PUT_OFF_MAX: usize = 1024;
+/// Pause before a request that was put off is tried again, and number of such pauses before it ends with
+/// `EAGAIN`: half a minute.
+const TURN: Duration = Duration::from_millis(2);
+const TURNS: u32 = 15_000;
 /// Limit of the slots of one thread: all but one may hold requests while the file system is frozen.
 const SLOTS_MAX: usize = 256;
 /// Slots that a thread offers when it keeps a request, so that few requests find all of them taken.
@@ -103,7 +114,7 @@ impl Rings {
 
     /// Threads that will answer.
     pub(crate) fn threads(&self) -> usize {
-        self.rings.len() + READERS
+        self.rings.len() + READERS + WAITERS
     }
 
     /// Returns how many of them serve the same queue.
@@ -126,6 +137,7 @@ impl Rings {
         let first_error = Mutex::new(Rank::Leaf, None);
         let gives_up = AtomicBool::new(false);
         let (said, heard) = threads::channel(count);
+        let (later, put_off) = threads::channel(PUT_OFF_MAX);
         threads::scope(|scope| {
             let (first_error, gives_up) = (&first_error, &gives_up);
             let give_up = || {
@@ -148,6 +160,8 @@ impl Rings {
                     gives_up,
                     queue: queue as u16,
                     bell: ring.bell(),
+                    inbox: Arc::new(Inbox::of(ring.bell())),
+                    later: later.clone(),
                     ring,
                     kept: Vec::new(),
                     failures: 0,
@@ -172,9 +186,24 @@ impl Rings {
                     return Err(ServeError::from(error));
                 }
             }
+            // It ends with the threads that have rings.
+            drop(later);
             if (0..count).any(|_| heard.recv() != Ok(true)) {
                 give_up(); // Q1
                 return Ok(());
+            }
+            for waiter in 0..WAITERS {
+                let desk = Desk {
+                    operations,
+                    lane: stats.lane(count + READERS + waiter),
+                    direct_in_parallel: agreed.direct_in_parallel(),
+                };
+                let put_off = put_off.clone();
+                let wait = move || do_what_was_put_off(&put_off, &desk, session, events);
+                if let Err(error) = scope.spawn(&format!("fuse-waiter-{waiter}"), wait) {
+                    give_up();
+                    return Err(ServeError::from(error));
+                }
             }
             for reader in 0..READERS {
                 let read = move || {
@@ -195,6 +224,55 @@ impl Rings {
     }
 }
 
+/// A request that its thread may not wait for (Q2).
+struct PutOff {
+    asked: InHeader,
+    fixed: [u8; OP_BYTES],
+    body: Vec<u8>,
+    began: Duration,
+    slot: SlotId,
+    from: Arc<Inbox>,
+}
+
+/// What became of requests that were put off.
+struct Inbox {
+    bell: Arc<Bell>,
+    done: Mutex<Vec<(PutOff, Outcome)>>,
+}
+
+impl Inbox {
+    fn of(bell: Arc<Bell>) -> Inbox {
+        Inbox { bell, done: Mutex::new(Rank::Leaf, Vec::new()) }
+    }
+}
+
+/// Does what was put off, and tells those who have the slots, until they are gone.
+fn do_what_was_put_off(
+    put_off: &Receiver<PutOff>,
+    desk: &Desk<'_>,
+    session: &Session,
+    events: &dyn Events,
+) {
+    while let Ok(one) = put_off.recv() {
+        let mut turns = 0..TURNS;
+        let outcome = loop {
+            let request = Request::of_parts(one.asked, &one.fixed, &one.body, one.body.len());
+            let Some(request) = request else { break Outcome::Failed(Errno::EIO) };
+            let mut contents = Filled { room: &mut [], sent: None };
+            match attempt(desk, request, &mut contents, events) {
+                Outcome::Failed(Errno::LATER) if turns.next().is_some() => {
+                    session.clock.sleep(TURN);
+                }
+                Outcome::Failed(Errno::LATER) => break Outcome::Failed(Errno::EAGAIN),
+                outcome => break outcome,
+            }
+        };
+        let from = Arc::clone(&one.from);
+        from.done.lock().push((one, outcome));
+        from.bell.ring();
+    }
+}
+
 /// One thread with its ring.
 struct Worker<'a> {
     session: &'a Session,
@@ -205,6 +283,8 @@ struct Worker<'a> {
     gives_up: &'a AtomicBool,
     queue: u16,
     bell: Arc<Bell>,
+    inbox: Arc<Inbox>,
+    later: Sender<PutOff>,
     ring: Ring,
     /// Slots whose requests wait for a thaw.
     kept: Vec<SlotId>,
@@ -217,6 +297,8 @@ enum Done {
     Answered(usize),
     /// The request waits for a thaw.
     Kept,
+    /// Others do what the request asks for, and ring the bell.
+    PutOff,
 }
 
 impl Worker<'_> {
@@ -258,6 +340,14 @@ impl Worker<'_> {
                     if self.gives_up.load(Ordering::SeqCst) {
                         return Ok(());
                     }
+                    let done = std::mem::take(&mut *self.inbox.done.lock());
+                    for (one, outcome) in done {
+                        if let Some(payload) =
+                            self.put(&one.asked, one.slot, one.began, outcome, None)
+                        {
+                            self.ring.commit(one.slot, payload)?;
+                        }
+                    }
                     for slot in std::mem::take(&mut self.kept) {
                         self.take(slot)?;
                     }
@@ -294,14 +384,17 @@ impl Worker<'_> {
     fn take(&mut self, slot: SlotId) -> io::Result<()> {
         match self.answer(slot) {
             Some(Done::Answered(payload)) => self.ring.commit(slot, payload),
-            Some(Done::Kept) => self.keep(slot),
+            Some(Done::Kept) => {
+                self.kept.push(slot);
+                self.go_on_without()
+            }
+            Some(Done::PutOff) => self.go_on_without(),
             None => Ok(()),
         }
     }
 
-    /// Keeps a request that the gate holds back (Q3).
-    fn keep(&mut self, slot: SlotId) -> io::Result<()> {
-        self.kept.push(slot);
+    /// Goes on with other slots while a request stays in its own (Q3).
+    fn go_on_without(&mut self) -> io::Result<()> {
         while self.ring.slots() < SLOTS_MAX && self.ring.away() < SPARE {
             MAY_WAIT.set(false);
             self.ring.offer(self.queue)?;
@@ -340,10 +433,37 @@ impl Worker<'_> {
                     if let Some(Some(lane)) = entered {
                         self.gate.leave(lane);
                     }
+                    let outcome = match outcome {
+                        Outcome::Failed(Errno::LATER) => {
+                            let (fixed, body) = (*fixed, body.to_vec());
+                            let from = Arc::clone(&self.inbox);
+                            // What goes through the gate belongs to this thread.
+                            let may_go = !matches!(entered, Some(Some(_)));
+                            let one = PutOff { asked, fixed, body, began, slot, from };
+                            if may_go && self.later.try_send(one).is_ok() {
+                                return Some(Done::PutOff);
+                            }
+                            Outcome::Failed(Errno::EAGAIN)
+                        }
+                        outcome => outcome,
+                    };
                     (outcome, contents.sent)
                 }
             }
         };
+        self.put(&asked, slot, began, outcome, sent).map(Done::Answered)
+    }
+
+    /// Puts the answer to a request into its slot; returns the length of its payload.
+    fn put(
+        &mut self,
+        asked: &InHeader,
+        slot: SlotId,
+        began: Duration,
+        outcome: Outcome,
+        sent: Option<usize>,
+    ) -> Option<usize> {
+        let Message { header, payload, .. } = self.ring.message(slot)?;
         let (error, len) = match outcome {
             // The kernel waits for the slot itself.
             Outcome::Silent | Outcome::Nothing => (0, 0),
@@ -371,7 +491,7 @@ impl Worker<'_> {
         };
         let took = self.session.clock.monotonic().saturating_sub(began);
         self.desk.lane.count(asked.opcode, took, error != 0);
-        Some(Done::Answered(len))
+        Some(len)
     }
 }
 

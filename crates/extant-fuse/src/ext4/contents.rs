@@ -60,11 +60,6 @@ const DIRECT_MIN: usize = 128 << 10;
 
 /// How long after a write was refused for want of room others are refused at once while there is none.
 const REFUSED_FOR: Duration = Duration::from_millis(200);
-/// Number and length of the sleeps while a ring's thread waits for its turn to wait.
-const TURNS: u32 = 25;
-const TURN: Duration = Duration::from_millis(2);
-/// Number of such sleeps for who looks for data or a hole, over a ring.
-const SOUGHT_TURNS: u32 = 500;
 /// Bytes that are room again.
 const ROOM_AGAIN: u64 = 1 << 20;
 
@@ -329,14 +324,8 @@ impl Ext4<'_> {
         if self.gate.is_frozen() {
             return Ok(());
         }
-        // The slot of a ring belongs to this thread until there is an answer, so there waiting must
-        // end; the writer may get the error later.
-        for _ in 0..TURNS {
-            match self.make_room(node) {
-                Err(Errno::EAGAIN) if !self.over_rings => return Err(Errno::LATER),
-                Err(Errno::EAGAIN) => self.clock.sleep(TURN),
-                _ => break,
-            }
+        if self.make_room(node) == Err(Errno::EAGAIN) {
+            return Err(Errno::LATER);
         }
         self.tell_refusal(node, handle)
     }
@@ -479,17 +468,12 @@ impl Ext4<'_> {
     }
 
     /// Makes the kernel write the dirty data of a file for a request that cannot do without: while
-    /// others wait it is put off, and answered behind them. A slot of a ring belongs to its thread until there is an answer, so there the
-    /// waiting ends.
+    /// others wait it is put off, and answered behind them.
     fn bring_back_in_time(&self, node: NodeId) -> Reply<()> {
-        for _ in 0..SOUGHT_TURNS {
-            match self.bring_back(node) {
-                Err(Errno::EAGAIN) if !self.over_rings => return Err(Errno::LATER),
-                Err(Errno::EAGAIN) => self.clock.sleep(TURN),
-                brought => return brought,
-            }
+        match self.bring_back(node) {
+            Err(Errno::EAGAIN) => Err(Errno::LATER),
+            brought => brought,
         }
-        self.bring_back(node)
     }
 
     /// Waits for what the kernel writes, if enough other threads are left to take it; else `EAGAIN`.

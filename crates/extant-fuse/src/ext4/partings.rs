@@ -13,6 +13,9 @@ use extant_sync::{Clock, Condvar, Mutex, Rank};
 
 /// How long after a removal its inode is waited for. What programs still have open stays longer.
 const WAIT: Duration = Duration::from_millis(100);
+/// How long anything is waited for that was removed before and is not forgotten: a program may just have
+/// closed it, which the kernel says beside its next request.
+const CLOSING: Duration = Duration::from_millis(20);
 
 /// How often inodes without a name were forgotten, and when the last one lost its name. Changes that
 /// find room, removals and the kernel's forgetting take no lock.
@@ -21,6 +24,8 @@ pub(super) struct Partings {
     began: AtomicU64,
     /// How many were forgotten.
     count: AtomicU64,
+    /// How many have lost their last name and are not forgotten, at least.
+    there: AtomicU64,
     /// Threads that wait for the next one.
     waiting: AtomicU32,
     sleep: Mutex<()>,
@@ -32,6 +37,7 @@ impl Partings {
         Partings {
             began: AtomicU64::new(0),
             count: AtomicU64::new(0),
+            there: AtomicU64::new(0),
             waiting: AtomicU32::new(0),
             sleep: Mutex::new(Rank::Leaf, ()),
             ended: Condvar::new(),
@@ -42,12 +48,16 @@ impl Partings {
     pub(super) fn began(&self, now: Duration) {
         let nanos = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
         self.began.store(nanos.max(1), Ordering::Relaxed);
+        self.there.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The kernel has forgotten an inode without a name.
     pub(super) fn ended(&self) {
         // Either the waiter that comes now sees the new count, or it is seen here.
         self.count.fetch_add(1, Ordering::SeqCst);
+        // Some never had a name.
+        let less = |there: u64| there.checked_sub(1);
+        let _ = self.there.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
         if self.waiting.load(Ordering::SeqCst) > 0 {
             // Who looked at the count before is asleep once the lock is free.
             drop(self.sleep.lock());
@@ -61,7 +71,8 @@ impl Partings {
     }
 
     /// Waits until more than `count` are forgotten. Returns false when nothing was removed within
-    /// the last tenth of a second; takes no longer than that.
+    /// the last tenth of a second, and nothing that was removed before is closed within a fiftieth;
+    /// takes no longer than that.
     pub(super) fn wait(&self, count: u64, clock: &dyn Clock) -> bool {
         if sabotage("fuse.partings.not-waited-for") {
             return false;
@@ -73,12 +84,16 @@ impl Partings {
     }
 
     fn sleep_until_more_than(&self, count: u64, clock: &dyn Clock) -> bool {
+        let closed = match self.there.load(Ordering::Relaxed) {
+            0 => Duration::ZERO,
+            _ => clock.monotonic().saturating_add(CLOSING),
+        };
         let mut guard = self.sleep.lock();
         while self.count() == count {
             let began = self.began.load(Ordering::Relaxed);
             let until = match began {
-                0 => Duration::ZERO,
-                _ => Duration::from_nanos(began).saturating_add(WAIT),
+                0 => closed,
+                _ => Duration::from_nanos(began).saturating_add(WAIT).max(closed),
             };
             let left = until.saturating_sub(clock.monotonic());
             if left.is_zero() {
@@ -104,8 +119,8 @@ mod tests {
         assert!(!partings.wait(0, &clock), "it is still in use");
         assert!(clock.monotonic().saturating_sub(before) >= WAIT / 2);
         let before = clock.monotonic();
-        assert!(!partings.wait(0, &clock), "and nobody waits for it again");
-        assert!(clock.monotonic().saturating_sub(before) < WAIT / 2);
+        assert!(!partings.wait(0, &clock), "and is waited for shortly from then on");
+        assert!(clock.monotonic().saturating_sub(before) >= CLOSING);
         partings.ended();
         assert!(partings.wait(0, &clock), "it was forgotten before");
         partings.began(clock.monotonic());
