@@ -117,11 +117,12 @@ impl FileCache {
         if states.any(State::Writeback, units.clone()) {
             return Err(Obstacle::Writeback);
         }
-        if states.any(State::Filling, units.clone()) {
-            return Err(Obstacle::Folio);
-        }
         self.inner.units_touched.add_alone(units.end - units.start);
         if !states.all(State::Dirty, units.clone()) {
+            // What is dirty is not being filled.
+            if states.any(State::Filling, units) {
+                return Err(Obstacle::Folio);
+            }
             // This is done under the lock of the folio, which the waiting path takes afterwards: so
             // no promise has to be given back.
             let mapping = self.try_mapping(mapper, &pin, at..end, Intent::Write)?;

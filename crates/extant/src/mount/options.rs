@@ -112,8 +112,8 @@ impl MountOptions {
     }
 
     /// Sets whether the image is opened read-only, the default. A writable mount replays the
-    /// journal, deletes orphans, and must be ended with [`Fs::unmount`]; without that, the next
-    /// mount replays the journal.
+    /// journal, deletes orphans, and must be ended with [`Fs::unmount`](crate::Fs::unmount);
+    /// without that, the next mount replays the journal.
     #[must_use]
     pub fn read_only(mut self, read_only: bool) -> MountOptions {
         self.read_only = read_only;
@@ -146,8 +146,9 @@ impl MountOptions {
         self
     }
 
-    /// Adds a master key for encrypted files and directories, as [`Fs::add_key`] does. Without it
-    /// their names are shown encrypted, and their contents cannot be read.
+    /// Adds a master key for encrypted files and directories, as
+    /// [`Fs::add_key`](crate::Fs::add_key) does. Without it their names are shown encrypted, and
+    /// their contents cannot be read.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -171,7 +172,8 @@ impl MountOptions {
 
     /// Sets how many unused inodes stay in memory, 256 or more. Default: a quarter of
     /// [`cache_bytes`](Self::cache_bytes), at 1 KiB per inode. Inodes that have handles, or changes
-    /// to be stored or committed, are not limited. [`Fs::node_stats`] reports the size of one.
+    /// to be stored or committed, are not limited. [`Fs::node_stats`](crate::Fs::node_stats)
+    /// reports the size of one.
     #[must_use]
     pub fn inodes_max(mut self, count: usize) -> MountOptions {
         self.inodes_max = Some(count);
@@ -220,10 +222,10 @@ impl MountOptions {
         self
     }
 
-    /// Sets whether background threads run: one that calls [`Fs::tick`] every second and whenever
-    /// much is dirty, and one that reads ahead for sequential readers. Default: true. Without them
-    /// the embedding program calls `tick`, or data is written only by syncs. The threads end with
-    /// [`Fs::unmount`] or with the last `Fs` and handle.
+    /// Sets whether background threads run: one that calls [`Fs::tick`](crate::Fs::tick) every
+    /// second and whenever much is dirty, and one that reads ahead for sequential readers. Default:
+    /// true. Without them the embedding program calls `tick`, or data is written only by syncs. The
+    /// threads end with [`Fs::unmount`](crate::Fs::unmount) or with the last `Fs` and handle.
     ///
     /// With them, up to four threads also encrypt and write the batches of writeback of encrypted
     /// files, for as long as one batch takes.
@@ -245,8 +247,9 @@ impl MountOptions {
 
     /// Sets whether freed blocks are discarded on the device, so that a sparse image shrinks and an
     /// SSD can reuse them. This happens after the commit that frees them, in batches, by
-    /// [`Fs::tick`], [`Fs::sync`] and [`Fs::unmount`], for blocks that are still free then. A
-    /// device without discards is asked once. [`Fs::trim`] discards all free blocks.
+    /// [`Fs::tick`](crate::Fs::tick), [`Fs::sync`](crate::Fs::sync) and
+    /// [`Fs::unmount`](crate::Fs::unmount), for blocks that are still free then. A device without
+    /// discards is asked once. [`Fs::trim`](crate::Fs::trim) discards all free blocks.
     #[must_use]
     pub fn discard(mut self, discard: bool) -> MountOptions {
         self.discard = discard;
@@ -254,7 +257,8 @@ impl MountOptions {
     }
 
     /// Sets whether a search for blocks uses an index of the groups that may have enough; otherwise
-    /// it looks at one group after the other. Default: true. See [`Fs::set_optimize_scan`].
+    /// it looks at one group after the other. Default: true. See
+    /// [`Fs::set_optimize_scan`](crate::Fs::set_optimize_scan).
     #[must_use]
     pub fn optimize_scan(mut self, optimize: bool) -> MountOptions {
         self.optimize_scan = optimize;
@@ -263,8 +267,8 @@ impl MountOptions {
 
     /// Sets a function that observes the progress of opening for writing; the thread that opens
     /// calls it before and after the steps of each stage. When it returns [`ControlFlow::Break`],
-    /// opening ends with [`FsError::OperationCancelled`]; the image is as a crash at that moment
-    /// would leave it, and the next mount continues.
+    /// opening ends with [`FsError::OperationCancelled`](crate::FsError::OperationCancelled); the
+    /// image is as a crash at that moment would leave it, and the next mount continues.
     ///
     /// ```no_run
     /// use std::ops::ControlFlow;
@@ -326,7 +330,7 @@ impl MountOptions {
         self
     }
 
-    /// Sets the size in bytes of the largest file that [`Fs::read`] and
+    /// Sets the size in bytes of the largest file that [`Fs::read`](crate::Fs::read) and
     /// [`Inode::read_all`](crate::Inode::read_all) take into memory. Default: 1 GiB.
     #[must_use]
     pub fn read_limit(mut self, bytes: u64) -> MountOptions {
@@ -350,8 +354,8 @@ impl MountOptions {
         self
     }
 
-    /// Sets the longest time that a change stays in memory before [`Fs::tick`] commits it. Default:
-    /// 5 seconds.
+    /// Sets the longest time that a change stays in memory before [`Fs::tick`](crate::Fs::tick)
+    /// commits it. Default: 5 seconds.
     #[must_use]
     pub fn commit_interval(mut self, interval: Duration) -> MountOptions {
         self.commit_interval = interval;
@@ -369,8 +373,9 @@ impl MountOptions {
 
     /// Sets whether a writable mount leaves out what it cannot apply of the fast commits in the
     /// journal, because it or the file that it is about is damaged, instead of refusing the image.
-    /// [`Fs::fast_commit_damage`] says what was left out. Default: no. Links and blocks may be
-    /// wrong then: this is for repairs, which check everything afterwards.
+    /// [`Fs::fast_commit_damage`](crate::Fs::fast_commit_damage) says what was left out. Default:
+    /// no. Links and blocks may be wrong then: this is for repairs, which check everything
+    /// afterwards.
     #[must_use]
     pub fn pass_fast_commit_damage(mut self, pass: bool) -> MountOptions {
         self.passes_damage = pass;
@@ -378,22 +383,23 @@ impl MountOptions {
     }
 
     /// Sets whether the contents of all regular files go through the journal with the metadata
-    /// (`data=journal`), as those of files with the flag `j` (`chattr +j`) do in any case. Then each
-    /// block that is written over is old or new after a crash, as part of a transaction. Default: as
-    /// the superblock says (`tune2fs -o journal_data`), which is mostly no.
+    /// (`data=journal`), as those of files with the flag `j` (`chattr +j`) do in any case. Then
+    /// each block that is written over is old or new after a crash, as part of a transaction.
+    /// Default: as the superblock says (`tune2fs -o journal_data`), which is mostly no.
     ///
-    /// Contents are written twice: into the log, and to their place. Direct I/O goes through the page
-    /// cache. Contents that are encrypted or sealed do not go through the journal. A mount for writing
-    /// fails with [`FsError::InvalidArgument`] if the file system has no journal.
+    /// Contents are written twice: into the log, and to their place. Direct I/O goes through the
+    /// page cache. Contents that are encrypted or sealed do not go through the journal. A mount for
+    /// writing fails with [`FsError::InvalidArgument`](crate::FsError::InvalidArgument) if the file
+    /// system has no journal.
     #[must_use]
     pub fn data_journal(mut self, data_journal: bool) -> MountOptions {
         self.data_journal = Some(data_journal);
         self
     }
 
-    /// Sets the longest time that written contents stay in memory before [`Fs::tick`] writes them
-    /// and allocates their blocks. Default: 30 seconds. A sync, or much dirty data, writes them
-    /// earlier.
+    /// Sets the longest time that written contents stay in memory before
+    /// [`Fs::tick`](crate::Fs::tick) writes them and allocates their blocks. Default: 30 seconds. A
+    /// sync, or much dirty data, writes them earlier.
     #[must_use]
     pub fn write_back_after(mut self, time: Duration) -> MountOptions {
         self.write_back_after = time;
@@ -403,10 +409,10 @@ impl MountOptions {
     /// Sets whether times alone are no reason to store an inode: `lazytime`. Default: false.
     ///
     /// Times of the last write and the last read of regular files, and the counter of changes, are
-    /// in memory, where [`metadata`](crate::Inode::metadata) finds them, and are stored with the next other
-    /// change of the inode, by [`sync`](crate::Inode::sync) of the file or the mount, at the end of the
-    /// mount, after a day, and those of the oldest files when more than 16,384 wait. A crash may
-    /// lose them, and nothing else.
+    /// in memory, where [`metadata`](crate::Inode::metadata) finds them, and are stored with the
+    /// next other change of the inode, by [`sync`](crate::Inode::sync) of the file or the mount, at
+    /// the end of the mount, after a day, and those of the oldest files when more than 16,384 wait.
+    /// A crash may lose them, and nothing else.
     #[must_use]
     pub fn lazytime(mut self, lazy: bool) -> MountOptions {
         self.times.lazy = lazy;
@@ -414,9 +420,11 @@ impl MountOptions {
     }
 
     /// Sets the rule by which reading through the library updates access times: of files by every
-    /// call that copies contents out of them, of directories by [`Fs::read_dir`], of symbolic links
-    /// by [`Fs::read_link`]. Looking up names does not. Default: [`AccessRule::Never`]. Front ends
-    /// that have rules of their own leave it so and call [`note_access`](crate::Inode::note_access).
+    /// call that copies contents out of them, of directories by
+    /// [`Fs::read_dir`](crate::Fs::read_dir), of symbolic links by
+    /// [`Fs::read_link`](crate::Fs::read_link). Looking up names does not. Default:
+    /// [`AccessRule::Never`]. Front ends that have rules of their own leave it so and call
+    /// [`note_access`](crate::Inode::note_access).
     #[must_use]
     pub fn access_times(mut self, rule: AccessRule) -> MountOptions {
         self.times.access = rule;
