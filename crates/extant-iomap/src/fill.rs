@@ -174,12 +174,9 @@ impl FileCache {
         let mut next = units.start;
         while let Some(missing) = states.next_clear(State::Uptodate, next..units.end) {
             is_missing = true;
-            let free = match states.next_clear(State::Filling, missing.clone()) {
-                Some(free) => free,
-                None => {
-                    next = missing.end;
-                    continue;
-                }
+            let Some(free) = states.next_clear(State::Filling, missing.clone()) else {
+                next = missing.end;
+                continue;
             };
             next = free.end;
             states.set(State::Filling, free.clone());
